@@ -61,7 +61,7 @@ def _is_eager() -> bool:
 
 
 def _look(x: torch.Tensor, number: int) -> torch.Tensor:
-    cpus = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+    cpus = frozenset(os.sched_getaffinity(0))
     grad_mode, eager = torch.is_grad_enabled(), _is_eager()
     looks.append(Look(number, threading.get_native_id(), torch.get_num_threads(), cpus, grad_mode, eager))
     for action in (*meanwhile, *(meanwhile_in_eager if eager else ())):
@@ -99,6 +99,11 @@ def captured_job(job: Job) -> Captured:
     found = capture(job.step, job.model, job.optimizer, job.batch(0))
     looks.clear()
     return found
+
+
+def probed(count: int = 3) -> tuple[Job, Captured]:
+    job = probing_job(count)
+    return job, captured_job(job)
 
 
 def spread(captured: Captured, *lanes: Lane) -> Plan:

@@ -8,7 +8,6 @@ import torch
 from execution.parted import BATCHES, both_ways, half_of, in_thread, part_of, plan_of, training
 from execution.probe import KINDS
 from execution.wires import ManualChannel
-from hocket.execution import executor
 
 
 def memory_of(channel, op) -> torch.UntypedStorage:
@@ -30,12 +29,10 @@ def until(is_so) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_go_back_when_they_were_delivered_or_read_and_not_at_the_end(kind):
+def test_values_go_back_when_they_were_delivered_or_read_and_not_at_the_end(kind, started):
     _, part = part_of(False, lambda captured: half_of(captured, {"0", "2", ""}, "second"))
     channel = ManualChannel()
-    planned = executor(
-        part, plan_of(part, "first", "second"), kind=kind, channels=both_ways("first", "second", channel)
-    )
+    planned = started(part, plan_of(part, "first", "second"), kind=kind, channels=both_ways("first", "second", channel))
     sends, recvs = ([op.name for op in part.graph.ops if op.role == role] for role in ("send", "recv"))
     thread, found = in_thread(lambda: planned(BATCHES[0]))
     sent, received = memory_of(channel, sends[0]), memory_of(channel, recvs[0])
@@ -52,19 +49,16 @@ def test_values_go_back_when_they_were_delivered_or_read_and_not_at_the_end(kind
     channel.arrive(recvs[1], 1)
     thread.join(20)
     assert isinstance(found[0], torch.Tensor)
-    planned.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_delivered_first", [True, False])
-def test_a_value_that_was_sent_stays_for_its_readers_here_and_for_the_transfer(kind, is_delivered_first):
+def test_a_value_that_was_sent_stays_for_its_readers_here_and_for_the_transfer(kind, is_delivered_first, started):
     alone = training()
     alone.step(BATCHES[0])
     mine, part = part_of(False, lambda captured: half_of(captured, {"0", "1"}, "second"))
     channel = ManualChannel()
-    planned = executor(
-        part, plan_of(part, "first", "second"), kind=kind, channels=both_ways("first", "second", channel)
-    )
+    planned = started(part, plan_of(part, "first", "second"), kind=kind, channels=both_ways("first", "second", channel))
     (send,), (recv,) = ([op.name for op in part.graph.ops if op.role == role] for role in ("send", "recv"))
     thread, found = in_thread(lambda: planned(BATCHES[0]))
     sent = memory_of(channel, send)
@@ -90,4 +84,3 @@ def test_a_value_that_was_sent_stays_for_its_readers_here_and_for_the_transfer(k
     alone.model[:2](BATCHES[0][0]).backward(gradient)
     for parameter, other in zip(mine.model[0].parameters(), alone.model[0].parameters(), strict=True):
         assert torch.equal(parameter.grad, other.grad)
-    planned.close()

@@ -1,6 +1,5 @@
 """Channel lanes beside lanes of Python threads and native ones: training in two parts, run ahead, failures."""
 
-import os
 import threading
 import time
 from contextlib import suppress
@@ -108,22 +107,32 @@ def test_two_halves_of_a_model_train_as_the_whole_does(kind):
         end.close()
 
 
-def begun_executor(worker, kind, runs_ahead=False, runs_behind=False):
-    """An executor whose arrivals the test decides about, and the parameters that it waits for."""
-    _, part = worker
-    channel = ManualChannel(runs_ahead, runs_behind)
-    plan = plan_of(part, "worker0", "server")
-    return executor(part, plan, kind=kind, channels=both_ways("worker0", "server", channel)), channel, part
+@pytest.fixture
+def begun(worker, started):
+    """Makes an executor whose arrivals the test decides about, its channel, and the part that it runs."""
+
+    def make(kind, runs_ahead=False, runs_behind=False):
+        _, part = worker
+        channel = ManualChannel(runs_ahead, runs_behind)
+        plan = plan_of(part, "worker0", "server")
+        return started(part, plan, kind=kind, channels=both_ways("worker0", "server", channel)), channel, part
+
+    return make
+
+
+def expect_end(thread, found):
+    """The step of a thread ends, with a result."""
+    thread.join(20)
+    assert isinstance(found[0], torch.Tensor)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gradient_may_be_delivered_one_step_behind_and_no_later(worker, kind):
-    planned, channel, part = begun_executor(worker, kind, runs_behind=True)
+def test_a_gradient_may_be_delivered_one_step_behind_and_no_later(begun, kind):
+    planned, channel, part = begun(kind, runs_behind=True)
     sends = [op.name for op in part.graph.ops if op.role == "send"]
     thread, found = in_thread(lambda: planned(BATCHES[0]))
     arrive(channel, part, 1, "recv")
-    thread.join(20)
-    assert isinstance(found[0], torch.Tensor), "the step ends, and nothing was delivered"
+    expect_end(thread, found)  # and nothing was delivered
     thread, found = in_thread(lambda: planned(BATCHES[1]))
     arrive(channel, part, 2, "recv")
     for op in sends:
@@ -131,29 +140,25 @@ def test_a_gradient_may_be_delivered_one_step_behind_and_no_later(worker, kind):
     thread.join(0.1)  # a step that does not wait has the time to end
     assert thread.is_alive()
     arrive(channel, part, 1, "send")
-    thread.join(20)
-    assert isinstance(found[0], torch.Tensor)
+    expect_end(thread, found)
     arrive(channel, part, 2, "send")
     assert {span.op for span in planned.timeline().spans} == set(part.graph.by_name)
-    planned.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_send_that_fails_behind_its_step_ends_the_next_one(worker, kind):
-    planned, channel, part = begun_executor(worker, kind, runs_behind=True)
+def test_a_send_that_fails_behind_its_step_ends_the_next_one(begun, kind):
+    planned, channel, part = begun(kind, runs_behind=True)
     send = next(op.name for op in part.graph.ops if op.role == "send")
     thread, found = in_thread(lambda: planned(BATCHES[0]))
     arrive(channel, part, 1, "recv")
-    thread.join(20)
-    assert isinstance(found[0], torch.Tensor)
+    expect_end(thread, found)
     channel.fail(send, 1, ConnectionResetError("the peer is gone"))
     fails(ExecutionError, rf"channel op '{send}' to 'server' failed: .*the peer is gone", planned, BATCHES[1])
-    planned.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_arrival_may_come_one_step_ahead_and_not_before_its_memory_is_free(worker, kind):
-    planned, channel, part = begun_executor(worker, kind, runs_ahead=True)
+def test_an_arrival_may_come_one_step_ahead_and_not_before_its_memory_is_free(begun, kind):
+    planned, channel, part = begun(kind, runs_ahead=True)
     recvs = [op.name for op in part.graph.ops if op.role == "recv"]
     thread, found = in_thread(lambda: planned(BATCHES[0]))
     for op in recvs[1:]:
@@ -167,18 +172,15 @@ def test_an_arrival_may_come_one_step_ahead_and_not_before_its_memory_is_free(wo
         channel.arrive(op, 2)
     assert thread.is_alive(), "gradients are on their way"
     arrive(channel, part, 1, "send")
-    thread.join(20)
-    assert isinstance(found[0], torch.Tensor)
+    expect_end(thread, found)
     thread, found = in_thread(lambda: planned(BATCHES[1]))
     arrive(channel, part, 2, "send")
-    thread.join(20)
-    assert isinstance(found[0], torch.Tensor)
-    planned.close()
+    expect_end(thread, found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_transfers_are_begun_in_the_order_of_their_lane(worker, kind):
-    planned, channel, part = begun_executor(worker, kind)
+def test_transfers_are_begun_in_the_order_of_their_lane(begun, kind):
+    planned, channel, part = begun(kind)
     thread, _ = in_thread(lambda: planned(BATCHES[0]))
     arrive(channel, part, 1, "recv")
     arrive(channel, part, 1, "send")
@@ -186,13 +188,12 @@ def test_transfers_are_begun_in_the_order_of_their_lane(worker, kind):
     for role in ("recv", "send"):
         expected = [op.name for op in part.graph.ops if op.role == role]
         assert [op for op, _ in channel.begun if op in expected] == expected
-    planned.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("role", ["recv", "send"])
-def test_a_channel_that_fails_ends_the_step_and_names_op_and_peer(worker, kind, role):
-    planned, channel, part = begun_executor(worker, kind)
+def test_a_channel_that_fails_ends_the_step_and_names_op_and_peer(begun, kind, role):
+    planned, channel, part = begun(kind)
     thread, found = in_thread(lambda: planned(BATCHES[0]))
     op = [op.name for op in part.graph.ops if op.role == role][1]
     if role == "send":
@@ -204,16 +205,15 @@ def test_a_channel_that_fails_ends_the_step_and_names_op_and_peer(worker, kind, 
     assert isinstance(found[0], ExecutionError)
     assert str(found[0]) == message
     fails(ExecutionError, "the peer is gone", planned, BATCHES[1])
-    planned.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_transfers_of_a_lane_may_arrive_in_any_order(worker, kind):
+def test_transfers_of_a_lane_may_arrive_in_any_order(worker, begun, kind):
     found, part = worker
     other = twin(found)
     for parameter in other.model.parameters():
         parameter.data.mul_(0.5)
-    planned, channel, _ = begun_executor(worker, kind)
+    planned, channel, _ = begun(kind)
     thread, results = in_thread(lambda: planned(BATCHES[0]))
     recvs = all_begun(channel, part)
     named = dict(other.model.named_parameters())
@@ -224,7 +224,6 @@ def test_transfers_of_a_lane_may_arrive_in_any_order(worker, kind):
     thread.join(20)
     x, y = BATCHES[0]
     assert torch.equal(results[0], torch.nn.functional.mse_loss(other.model(x), y))
-    planned.close()
 
 
 def states() -> dict[str, str]:
@@ -236,10 +235,9 @@ def states() -> dict[str, str]:
     return found
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs /proc")
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_waits_for_an_arrival_sleeps(worker, kind):
-    planned, channel, part = begun_executor(worker, kind)
+def test_who_waits_for_an_arrival_sleeps(begun, kind):
+    planned, channel, part = begun(kind)
     thread, _ = in_thread(lambda: planned(BATCHES[0]))
     channel.wait_for("recv:0.weight", 1)
     mine = str(threading.get_native_id())
@@ -252,7 +250,6 @@ def test_who_waits_for_an_arrival_sleeps(worker, kind):
     arrive(channel, part, 1, "recv")
     arrive(channel, part, 1, "send")
     thread.join(20)
-    planned.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)

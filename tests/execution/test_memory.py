@@ -11,7 +11,6 @@ import torch
 from equivalence.compare import assert_same, everything, serial
 from equivalence.test_lanes import JOBS, captured_twins
 from execution.probe import KINDS
-from hocket.execution import executor
 from hocket.execution.base import releases, synchronisation
 from hocket.execution.native import NativeLanes
 from hocket.execution.threads import ThreadLanes
@@ -83,11 +82,11 @@ def test_every_value_is_freed_once_and_after_its_last_reader(name):
 
 
 @pytest.mark.parametrize(("lanes", "kind"), covering([1, 2], KINDS))
-def test_steps_leave_nothing_behind(kind, lanes, own_objects):
+def test_steps_leave_nothing_behind(kind, lanes, own_objects, started):
     pair, _, captured = captured_twins(JOBS["small net"], True)
     chance = random.Random(lanes)
     plan = on_lanes(random_order(captured.graph, chance), lanes, chance)
-    planned = executor(captured, plan, kind=kind)
+    planned = started(captured, plan, kind=kind)
 
     def tensors() -> int:
         gc.collect()
@@ -98,25 +97,23 @@ def test_steps_leave_nothing_behind(kind, lanes, own_objects):
     for number in range(5):
         planned(pair.planned.batch(number))
     assert tensors() == before
-    planned.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_step_returns_and_its_batch_belong_to_the_caller_alone(kind):
+def test_what_a_step_returns_and_its_batch_belong_to_the_caller_alone(kind, started):
     pair, _, captured = captured_twins(JOBS["small net"], True)
-    planned = executor(captured, Plan((Lane("x", captured.graph.order, width=7),)), kind=kind)
+    planned = started(captured, Plan((Lane("x", captured.graph.order, width=7),)), kind=kind)
     batch = tuple(tensor.clone() for tensor in pair.planned.batch(1))
     result = planned(batch)
     gone = [weakref.ref(thing) for thing in (result, *batch)]
     del result, batch
     gc.collect()
     assert [ref() for ref in gone] == [None] * 3
-    planned.close()
 
 
-def test_a_step_that_fails_leaves_nothing_behind():
+def test_a_step_that_fails_leaves_nothing_behind(started):
     pair, first, captured = captured_twins(JOBS["transformer"], False)
-    planned = ThreadLanes(captured, Plan((Lane("x", captured.graph.order, width=7),)))
+    planned = started(captured, Plan((Lane("x", captured.graph.order, width=7),)), kind="python")
     tokens = torch.full_like(pair.planned.batch(0)[0], 10_000)
     broken = (tokens, *pair.planned.batch(0)[1:])
     gone = weakref.ref(tokens)
@@ -131,16 +128,15 @@ def test_a_step_that_fails_leaves_nothing_behind():
     torch.manual_seed(7)
     planned(pair.planned.batch(1))
     assert_same(everything(pair.eager), everything(pair.planned), tolerance=1e-5)
-    planned.close()
 
 
 @pytest.mark.skipif(not available(), reason="needs a C++ compiler")
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_native_lanes_find_the_memory_of_the_step_before(lanes):
+def test_native_lanes_find_the_memory_of_the_step_before(lanes, started):
     pair, _, captured = captured_twins(JOBS["dcgan"], True)
     chance = random.Random(lanes)
     plan = serial(captured) if lanes == 1 else on_lanes(random_order(captured.graph, chance), lanes, chance)
-    planned = NativeLanes(captured, plan)
+    planned = started(captured, plan, kind="native")
     for number in range(4):
         planned(pair.planned.batch(number))
     kept = load().kept_bytes()
@@ -149,7 +145,6 @@ def test_native_lanes_find_the_memory_of_the_step_before(lanes):
         planned(pair.planned.batch(number))
     # On one lane every block is asked for in the same order; lanes side by side may want one more at a time.
     assert load().kept_bytes() - kept <= (0 if lanes == 1 else kept // 4)
-    planned.close()
 
 
 @pytest.mark.skipif(not available(), reason="needs a C++ compiler")

@@ -113,7 +113,6 @@ def test_the_interpreter_ends_after_a_step_that_failed(kind):
     assert "in op '0/addmm' of layer '0' of the planned step" in done.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fork_gets_lanes_of_its_own_and_the_parents_go_on(kind):
     done = run(
@@ -135,7 +134,6 @@ def test_a_fork_gets_lanes_of_its_own_and_the_parents_go_on(kind):
     assert lines[0][2] == lines[1][2], "both went on from the same state"
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fork_may_close_or_forget_lanes_that_stayed_behind(kind):
     run(
@@ -155,7 +153,6 @@ def test_a_fork_may_close_or_forget_lanes_that_stayed_behind(kind):
     )
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize(("widths", "kind"), covering([pytest.param((2,)), pytest.param((2, 1))], KINDS))
 def test_wide_ops_go_on_after_a_fork_where_openmp_would_wait_for_ever(kind, widths):
     lanes = ", ".join(f"Lane('x{n}', order[{n}::{len(widths)}], width={width})" for n, width in enumerate(widths))
@@ -182,7 +179,6 @@ def test_wide_ops_go_on_after_a_fork_where_openmp_would_wait_for_ever(kind, widt
     )
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_widths_are_tried_after_a_fork_where_openmp_would_wait_for_ever():
     run(
         "python",
@@ -202,7 +198,6 @@ def test_widths_are_tried_after_a_fork_where_openmp_would_wait_for_ever():
     )
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_scheduled_step_goes_on_in_parent_and_child(kind):
     done = run(
@@ -256,7 +251,6 @@ def test_the_interpreter_ends_wherever_a_schedule_is_in_its_life(kind, calls):
     assert not done.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
 @pytest.mark.skipif(Machine.here().cores < 2, reason="needs two cores")
 @pytest.mark.parametrize("kind", KINDS)
 def test_cores_that_were_taken_from_the_process_are_refused_and_it_can_go_on_with_the_others(kind):
