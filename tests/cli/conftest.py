@@ -20,6 +20,14 @@ class Outcome:
     out: str
     err: str
 
+    def fine(self) -> "Outcome":
+        assert self.status == 0, self.err
+        return self
+
+    def refused(self, status: int, words: str) -> None:
+        assert (self.status, self.out) == (status, "")
+        assert words in self.error
+
     @property
     def json(self):
         return json.loads(self.out)

@@ -15,13 +15,11 @@ from .conftest import TINY
 def test_version_is_one_line_or_all_that_a_bug_report_needs(hocket):
     assert hocket("--version").out == f"hocket {__version__}\n"
     for words in (("--version", "--json"), ("--json", "--version")):
-        found = hocket(*words)
-        assert found.status == 0
+        found = hocket(*words).fine()
         assert found.json.keys() == {"hocket", "python", "torch", "system", "processor", "cores", "compiler"}
         assert (found.json["hocket"], found.json["python"]) == (__version__, platform.python_version())
     found = hocket("--json")
-    assert (found.status, found.out) == (2, "")
-    assert "--json: only with --version" in found.error
+    found.refused(2, "--json: only with --version")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -46,8 +44,7 @@ def test_bash_completes_verbs_and_options(hocket, typed, offered):
 
 def test_a_terminal_shows_the_outcome_above_the_figures(hocket, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    found = hocket("run", *TINY, "--runs", 1)
-    assert found.status == 0
+    found = hocket("run", *TINY, "--runs", 1).fine()
     first, why = found.out.splitlines()[:2]
     assert "eager" in first
     assert why.startswith("verdict ")

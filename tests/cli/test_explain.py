@@ -40,8 +40,7 @@ def target(tmp_path):
 
 
 def test_a_step_of_the_zoo_is_one_graph(hocket):
-    found = hocket("explain", *TINY)
-    assert found.status == 0
+    found = hocket("explain", *TINY).fine()
     assert found.out.splitlines()[0] == "mlp: one graph"
     assert "forward" in found.out
     assert found.err == ""

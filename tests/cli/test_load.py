@@ -15,8 +15,7 @@ def weights(tmp_path):
 
 
 def test_the_first_step_runs_on_the_weights_of_the_file(hocket, weights):
-    found = hocket("load", *TINY, weights, "--format", "json")
-    assert found.status == 0, found.err
+    found = hocket("load", *TINY, weights, "--format", "json").fine()
     assert found.json["tensors"] == len(open_weights(weights).tensors)
     assert found.json["bytes"] == open_weights(weights).size_bytes
     assert found.json["first_step_s"] > 0
@@ -24,8 +23,7 @@ def test_the_first_step_runs_on_the_weights_of_the_file(hocket, weights):
 
 
 def test_the_file_is_written_in_the_order_of_use(hocket, weights, tmp_path):
-    found = hocket("load", *TINY, weights, "--reorder", tmp_path / "ordered.safetensors")
-    assert found.status == 0, found.err
+    found = hocket("load", *TINY, weights, "--reorder", tmp_path / "ordered.safetensors").fine()
     assert "the next step" in found.out
     assert "ordered.safetensors" in found.out
     ordered = open_weights(tmp_path / "ordered.safetensors")
@@ -49,8 +47,7 @@ def test_what_does_not_fit_is_told_in_one_line(hocket, weights, tmp_path):
 def test_an_index_may_stand_for_its_files(hocket, tmp_path):
     model = zoo.load("mlp", width=16, depth=2, seed=5).model
     save_model(model, str(tmp_path / "model.safetensors"))
-    found = hocket("load", *TINY, tmp_path, "--order", "file", "--format", "json")
-    assert found.status == 0, found.err
+    found = hocket("load", *TINY, tmp_path, "--order", "file", "--format", "json").fine()
     assert found.json["bytes"] == sum(tensor.nbytes for tensor in model.state_dict().values())
 
 

@@ -17,8 +17,7 @@ from .conftest import TINY, line_of
 
 
 def test_prints_comparison_plan_and_how_to_get_a_report(hocket):
-    found = hocket("run", *TINY, "--runs", 2)
-    assert found.status == 0
+    found = hocket("run", *TINY, "--runs", 2).fine()
     lines = found.out.splitlines()
     cores = Machine.here().cores
     assert re.match(rf"mlp on {cores} CPU cores?, \d+ ops", lines[0])
@@ -31,8 +30,7 @@ def test_prints_comparison_plan_and_how_to_get_a_report(hocket):
 
 
 def test_json_is_one_object_with_the_promised_fields(hocket):
-    found = hocket("run", *TINY, "--runs", 3, "--format", "json")
-    assert found.status == 0
+    found = hocket("run", *TINY, "--runs", 3, "--format", "json").fine()
     result = found.json
     assert result["format"] == "hocket-comparison/2"
     assert result["target"] == "mlp"
@@ -57,8 +55,7 @@ def test_json_is_one_object_with_the_promised_fields(hocket):
 
 
 def test_report_is_written_and_named_last(hocket, tmp_path):
-    found = hocket("run", *TINY, "--runs", 1, "--planner", "list", "--report", "new/report")
-    assert found.status == 0
+    found = hocket("run", *TINY, "--runs", 1, "--planner", "list", "--report", "new/report").fine()
     assert found.out.splitlines()[-1] == "report: new/report/index.html"
     assert {"index.html", "trace.json", "graph.json", "costs.json", "plan.txt", "comparison.json"} <= {
         path.name for path in (tmp_path / "new/report").iterdir()
@@ -74,16 +71,14 @@ def test_json_names_the_report(hocket, tmp_path):
 
 def test_options_of_the_zoo_reach_the_entry(hocket):
     words = ("--optimizer", "adam", "--seed", 3, "--set", "lr=0.5", "--set", "num_batches=1", "--threads", 1)
-    found = hocket("run", *TINY, *words, "--runs", 1, "--planner", "serial", "--format", "json")
-    assert found.status == 0
+    found = hocket("run", *TINY, *words, "--runs", 1, "--planner", "serial", "--format", "json").fine()
     assert found.json["planner"] == "serial"
     assert torch.get_num_threads() == 1
     assert any("1 thread" in note for note in found.json["notes"])
 
 
 def test_a_function_in_a_file_is_a_target_and_what_it_prints_goes_to_stderr(hocket, steps):
-    found = hocket("run", "train.py:printing", "--runs", 1, "--format", "json")
-    assert found.status == 0
+    found = hocket("run", "train.py:printing", "--runs", 1, "--format", "json").fine()
     assert found.json["target"] == "train.py:printing"
     assert found.err.startswith("importing\nstepping\n")
     line = line_of('print("stepping")')
@@ -101,8 +96,7 @@ def test_what_children_print_leaves_the_result_alone(capfd, tmp_path):
 
 
 def test_a_function_in_a_file_is_planned(hocket, steps):
-    found = hocket("run", "train.py:linear", "--runs", 1, "--format", "json")
-    assert found.status == 0
+    found = hocket("run", "train.py:linear", "--runs", 1, "--format", "json").fine()
     assert found.json["target"] == "train.py:linear"
     assert "x of eager's time" in found.json["why"]
     assert found.err == "importing\n"
@@ -115,30 +109,26 @@ def test_a_file_in_another_folder_finds_its_neighbours(hocket, steps, tmp_path, 
 
 
 def test_a_shorter_last_batch_is_passed_over(hocket, steps):
-    found = hocket("run", "train.py:uneven", "--runs", 4, "--format", "json")
-    assert found.status == 0
+    found = hocket("run", "train.py:uneven", "--runs", 4, "--format", "json").fine()
     assert found.json["eager_ms"]["runs"] == 4
     assert found.json["max_abs_diff"] < 1e-4
 
 
 def test_a_step_that_branches_on_its_count_is_run(hocket, steps):
-    found = hocket("run", "train.py:counting", "--runs", 4, "--format", "json")
-    assert found.status == 0
+    found = hocket("run", "train.py:counting", "--runs", 4, "--format", "json").fine()
     assert found.json["eager_ms"]["runs"] == found.json["planned_ms"]["runs"] == 4
     assert found.json["bitwise"]
     assert "x of eager's time" in found.json["why"]
 
 
 def test_a_step_that_draws_before_its_ops_is_compared_by_its_ops(hocket, steps):
-    found = hocket("run", "train.py:drawing", "--runs", 2, "--format", "json")
-    assert found.status == 0, found.error
+    found = hocket("run", "train.py:drawing", "--runs", 2, "--format", "json").fine()
     assert found.json["bitwise"]
     assert found.json["ops"] > 5
 
 
 def test_a_step_that_stays_eager_is_an_answer(hocket, steps):
-    found = hocket("run", "train.py:branching", "--runs", 1, "--format", "json")
-    assert found.status == 0
+    found = hocket("run", "train.py:branching", "--runs", 1, "--format", "json").fine()
     assert (found.json["verdict"], found.json["speedup"]) == ("eager", 1.0)
     assert f"train.py:{line_of('loss.item()')}" in found.json["why"]
 
@@ -177,20 +167,17 @@ def test_says_so_when_torch_was_there_first(hocket, monkeypatch):
 
 
 def test_a_plan_that_was_edited_by_hand_is_run(hocket, tmp_path):
-    profiled = hocket("profile", *TINY, "--widths", "1", "--runs", 1, "-o", "costs.json", "--graph", "graph.json")
-    assert profiled.status == 0
+    hocket("profile", *TINY, "--widths", "1", "--runs", 1, "-o", "costs.json", "--graph", "graph.json").fine()
     assert hocket("plan", "graph.json", "costs.json", "--planner", "serial", "-o", "plan.txt").status == 0
     text = (tmp_path / "plan.txt").read_text()
     (tmp_path / "plan.txt").write_text("# mine\n" + text.replace("planner=serial", "planner=mine"))
-    found = hocket("run", *TINY, "--runs", 1, "--plan", "plan.txt", "--format", "json")
-    assert found.status == 0
+    found = hocket("run", *TINY, "--runs", 1, "--plan", "plan.txt", "--format", "json").fine()
     assert found.json["planner"] == "mine"
     assert "plan 'mine' on" in found.json["why"]
     lines = text.splitlines()
     (tmp_path / "plan.txt").write_text("\n".join(lines[:-1]))
     found = hocket("run", *TINY, "--plan", "plan.txt")
-    assert found.status == 1
-    assert f"op {lines[-1].split()[1]!r} of the graph is run by no lane" in found.error
+    found.refused(1, f"op {lines[-1].split()[1]!r} of the graph is run by no lane")
     assert hocket("run", *TINY, "--plan", "plan.txt", "--planner", "list").status == 2
 
 
@@ -234,14 +221,11 @@ def test_a_machine_file_is_simulated_too(hocket, tmp_path):
 
 def test_what_cannot_be_simulated_is_an_error(hocket, steps):
     found = hocket("run", *TINY, "--simulate", "nosuch")
-    assert found.status == 2
-    assert "expected one of a100, h100, h200, p100, v100, got 'nosuch'; or a machine file" in found.error
+    found.refused(2, "expected one of a100, h100, h200, p100, v100, got 'nosuch'; or a machine file")
     found = hocket("run", *TINY, "--simulate", "a100", "--planner", "list")
-    assert found.status == 1
-    assert "planner 'list' makes plans for CPU cores" in found.error
+    found.refused(1, "planner 'list' makes plans for CPU cores")
     found = hocket("run", "train.py:printing", "--simulate", "a100")
-    assert found.status == 1
-    assert "there is nothing to simulate, the step was not planned: it asks print" in found.error
+    found.refused(1, "there is nothing to simulate, the step was not planned: it asks print")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
