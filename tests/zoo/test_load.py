@@ -1,5 +1,6 @@
 """The registry and load(): names, options, errors, and what is left of the caller's random numbers."""
 
+import math
 import random
 import sys
 
@@ -9,44 +10,12 @@ import torch
 
 from hocket import zoo
 from hocket.errors import HocketError, InputError
-
-NAMES = {
-    "digits-cnn",
-    "lenet",
-    "mlp",
-    "lstm-cells",
-    "lstm-lm",
-    "transformer",
-    "bert-tiny",
-    "bert-medium",
-    "pointnet-cls",
-    "pointnet-seg",
-    "mobilenet-v2",
-    "mobilenet-v3-large",
-    "dcgan",
-    "resnet20",
-    "densenet40",
-    "alexnet",
-    "caffenet",
-    "googlenet",
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-    "resnet50-v2",
-    "resnet101-v2",
-    "vgg11",
-    "vgg16",
-    "vgg19",
-    "inception-v2",
-    "inception-v3",
-}
+from tiny_sizes import TINY_SIZES
 
 
 def test_entries_have_a_name_each_and_cannot_be_changed():
     entries = zoo.entries()
-    assert set(entries) == NAMES
+    assert set(entries) == set(TINY_SIZES)
     assert all(entry.name == name for name, entry in entries.items())
     with pytest.raises(TypeError):
         entries["other"] = entries["mlp"]
@@ -101,8 +70,10 @@ def test_unknown_name_lists_near_ones_and_the_command():
         ({"num_batches": "8"}, r"mlp: num_batches: expected a whole number of at least 1, got '8'"),
         ({"seed": -1}, r"mlp: seed: expected a whole number from 0 to \d+, got -1"),
         ({"optimizer": "lion"}, r"optimizer: expected one of sgd, adam, adamw, got 'lion'"),
-        ({"lr": 0}, r"lr: expected a positive number, got 0"),
-        ({"lr": float("nan")}, r"lr: expected a positive number, got nan"),
+        *(
+            ({"lr": lr}, f"lr: expected a positive number, got {lr!r}")
+            for lr in (0, -1, math.inf, math.nan, True, "0.1")
+        ),
         ({"device": "abacus"}, r"mlp: device: expected one such as 'cpu' or 'cuda:0', got 'abacus'"),
     ],
 )

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from hocket import zoo
-from hocket.errors import InputError
 from hocket.zoo import training
 
 
@@ -21,17 +20,6 @@ def test_settings(name, kind, settings):
     optimizer = training.make_optimizer(name, 0.3, nn.Linear(2, 2).parameters(), betas=(0.5, 0.9))
     assert type(optimizer) is kind
     assert {key: optimizer.param_groups[0][key] for key in settings} == settings
-
-
-def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(InputError, match="expected one of sgd, adam, adamw, got 'lion'"):
-        training.default_lr("lion")
-
-
-@pytest.mark.parametrize("lr", [0, -1, float("inf"), float("nan"), True, "0.1"])
-def test_rate_is_a_positive_number(lr):
-    with pytest.raises(InputError, match="lr: expected a positive number"):
-        training.checked_lr(lr)
 
 
 def test_another_optimizer_than_the_entrys_own_has_its_own_rate():
