@@ -2,21 +2,13 @@
 
 import pytest
 
-from execution.probe import forget
 from hocket.adaptation import DriftLimits
 from hocket.autotune import upkeep
 from hocket.autotune.candidate import TimedStep
 from hocket.autotune.decision import Decision
 from hocket.autotune.tuner import Tuner
-from support.clocks import AFTER_A_LOOK, Clock, scheduled, steps_until
-from support.schedules import decide
-
-
-@pytest.fixture(autouse=True)
-def _nothing_meanwhile():
-    yield
-    forget()
-
+from support.clocks import AFTER_A_LOOK, steps_until
+from support.schedules import call
 
 # Times of a planned step and of an eager one: at the verdict, later, and what is found then.
 TURNS = [
@@ -28,15 +20,11 @@ TURNS = [
 
 
 @pytest.mark.parametrize(("before_ms", "after_ms", "expected"), TURNS)
-def test_a_verdict_that_is_not_kept_any_more_is_noticed(before_ms, after_ms, expected, monkeypatch):
+def test_a_verdict_that_is_not_kept_any_more_is_noticed(before_ms, after_ms, expected, monkeypatch, decided):
     monkeypatch.setattr(upkeep, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
-    clock = Clock()
-    clock.planned_ms, clock.eager_ms = before_ms
-    job, fast = scheduled(clock, drift=DriftLimits())
-    decide(fast, job)
+    clock, job, fast = decided(*before_ms, drift=DriftLimits())
     first = fast.decision
-    for number in range(AFTER_A_LOOK):
-        fast(job.batch(number))
+    call(fast, job, AFTER_A_LOOK)
     assert fast.decision is first, "the first look found what was promised"
     clock.planned_ms, clock.eager_ms = after_ms
     for number in range(200):
@@ -47,43 +35,31 @@ def test_a_verdict_that_is_not_kept_any_more_is_noticed(before_ms, after_ms, exp
     assert fast.decision.speedup == pytest.approx(after_ms[1] / after_ms[0])
     ratio = after_ms[0] / after_ms[1]
     assert f"measured again because the plan took {ratio:.2f}x of eager's time 50 steps after the verdict" in fast.why
-    fast.close()
 
 
-def test_changed_step_times_bring_on_a_look_that_is_not_due_yet(monkeypatch):
+def test_changed_step_times_bring_on_a_look_that_is_not_due_yet(monkeypatch, decided):
     monkeypatch.setattr(upkeep, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
-    clock = Clock()
-    job, fast = scheduled(clock, drift=DriftLimits())
-    decide(fast, job)
+    clock, job, fast = decided(drift=DriftLimits())
     for number in range(110):  # the last look was at step 100, the next one is due at 200
         fast(job.batch(number))
     clock.planned_ms, clock.eager_ms = 4.0, 3.0
-    for number in range(90):
-        fast(job.batch(number))
+    call(fast, job, 90)
     assert fast.history == ("planned", "eager")
-    fast.close()
 
 
-def test_looks_take_less_than_a_percent_of_a_long_training():
-    clock = Clock()
-    clock.eager_ms = 8.0
-    job, fast = scheduled(clock, drift=DriftLimits())
-    decide(fast, job)
+def test_looks_take_less_than_a_percent_of_a_long_training(decided):
+    clock, job, fast = decided(eager_ms=8.0, drift=DriftLimits())
     num_eager, num_steps = clock.num_eager, 6000
-    for number in range(num_steps):
-        fast(job.batch(number))
+    call(fast, job, num_steps)
     assert fast.history == ("planned",)
     lost_ms = (clock.num_eager - num_eager) * (clock.eager_ms - clock.planned_ms)
     assert 0 < lost_ms < 0.01 * num_steps * clock.planned_ms
-    fast.close()
 
 
-def test_eager_that_was_decided_at_once_is_not_looked_at(monkeypatch):
+def test_eager_that_was_decided_at_once_is_not_looked_at(monkeypatch, decided):
     """A search because of drift finds that nothing can be faster, so that there is no plan to look at."""
     monkeypatch.setattr(upkeep, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
-    clock = Clock()
-    job, fast = scheduled(clock)
-    decide(fast, job)
+    clock, job, fast = decided()
     at_once = Decision("eager", "ops that wait for each other take 99%", eager_ms=(4.0,))
 
     def searched(self, drift):
@@ -91,14 +67,11 @@ def test_eager_that_was_decided_at_once_is_not_looked_at(monkeypatch):
         return at_once
 
     monkeypatch.setattr(Tuner, "search_again", searched)
-    for number in range(AFTER_A_LOOK):
-        fast(job.batch(number))
+    call(fast, job, AFTER_A_LOOK)
     clock.planned_ms, clock.eager_ms = 4.0, 6.0
     steps_until(fast, job, False)
     steps_until(fast, job, True)
     clock.planned_ms = clock.eager_ms = 4.0
-    for number in range(300):
-        fast(job.batch(number))
+    call(fast, job, 300)
     assert fast.decision is at_once
     assert fast.history == ("planned", "eager")
-    fast.close()

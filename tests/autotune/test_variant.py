@@ -17,7 +17,7 @@ from hocket.autotune.verification import differ
 from hocket.execution.base import synchronisation
 from quick import some
 from support.clocks import AFTER_A_LOOK, LIMITS, Clock, looking, scheduled, steps_until
-from support.schedules import MANY, decide, state
+from support.schedules import MANY, call, decide, state
 
 
 @pytest.fixture(autouse=True)
@@ -95,10 +95,8 @@ def test_a_planner_that_was_asked_for_by_name_is_not_replaced(planner):
     fast.close()
 
 
-def test_a_steady_step_keeps_its_verdict():
-    clock = Clock()
-    job, fast = scheduled(clock)
-    decide(fast, job)
+def test_a_steady_step_keeps_its_verdict(decided):
+    _, job, fast = decided()
     for number in range(300):
         fast(job.batch(number))
         assert fast.decided
@@ -106,14 +104,11 @@ def test_a_steady_step_keeps_its_verdict():
 
 
 @pytest.mark.parametrize("times_ms", [(4.0, 6.0), (0.5, 1.0)])
-def test_when_the_step_time_drifts_the_step_is_tried_again_but_not_captured_again(times_ms, caplog):
-    clock = Clock()
-    job, fast = scheduled(clock)
-    decide(fast, job)
+def test_when_the_step_time_drifts_the_step_is_tried_again_but_not_captured_again(times_ms, caplog, decided):
+    clock, job, fast = decided()
     assert fast.verdict == "planned"
     captured = fast.captured
-    for number in range(AFTER_A_LOOK):
-        fast(job.batch(number))
+    call(fast, job, AFTER_A_LOOK)
     clock.planned_ms, clock.eager_ms = times_ms
     with caplog.at_level(logging.INFO, "hocket"):
         steps_until(fast, job, False)
@@ -126,22 +121,16 @@ def test_when_the_step_time_drifts_the_step_is_tried_again_but_not_captured_agai
     assert any(drift in record.message for record in caplog.records)
     assert fast.captured is captured
     assert fast.notes[0].startswith("before that: planned, because plan 'serial'")
-    fast.close()
 
 
-def test_eager_steps_are_watched_too():
-    clock = Clock()
-    clock.eager_ms = 2.5
-    job, fast = scheduled(clock)
-    clock.planned_ms = 3.0
-    decide(fast, job)
+def test_eager_steps_are_watched_too(decided):
+    clock, job, fast = decided(3.0, 2.5)
     assert fast.verdict == "eager"
     clock.planned_ms, clock.eager_ms = 7.0, 6.0
     steps_until(fast, job, False)
     steps_until(fast, job, True)
     assert fast.history == ("eager", "eager")
     assert "step time went from 2.5 ms to 6 ms" in fast.why
-    fast.close()
 
 
 def test_every_step_trains_whatever_is_measured_again():
@@ -159,10 +148,8 @@ def test_every_step_trains_whatever_is_measured_again():
     fast.close()
 
 
-def test_it_is_never_tried_again_too_soon_however_wild_the_times():
-    clock = Clock()
-    job, fast = scheduled(clock)
-    decide(fast, job)
+def test_it_is_never_tried_again_too_soon_however_wild_the_times(decided):
+    clock, job, fast = decided()
     turns = []
     for number in range(1000):
         clock.planned_ms, clock.eager_ms = (2.0, 3.0) if number // 40 % 2 else (9.0, 8.0)
@@ -174,14 +161,11 @@ def test_it_is_never_tried_again_too_soon_however_wild_the_times():
     assert len(begins) > 2
     assert all(begin - end >= LIMITS.rest_steps for end, begin in zip(ends, begins[1:], strict=False))
     assert all(end - begin < 60 for begin, end in zip(begins, ends, strict=False))
-    fast.close()
 
 
-def test_the_share_of_time_that_is_spent_on_trying_again_is_bounded():
+def test_the_share_of_time_that_is_spent_on_trying_again_is_bounded(decided):
     limits = DriftLimits(factor=1.3, window=5, patience=2, rest_steps=1, max_share=0.1)
-    clock = Clock()
-    job, fast = scheduled(clock, drift=limits)
-    decide(fast, job)
+    clock, job, fast = decided(drift=limits)
     spent_ms = {True: 0.0, False: 0.0}
     for number in range(1500):
         clock.planned_ms, clock.eager_ms = (2.0, 3.0) if number // 20 % 2 else (9.0, 8.0)
@@ -191,13 +175,10 @@ def test_the_share_of_time_that_is_spent_on_trying_again_is_bounded():
     assert len(fast.history) > 2
     # The clock itself ticks between the two that time a step: twice its time.
     assert spent_ms[False] <= 0.25 * spent_ms[True]
-    fast.close()
 
 
-def test_an_error_while_trying_again_leaves_the_old_verdict_and_the_capture():
-    clock = Clock()
-    job, fast = scheduled(clock)
-    decide(fast, job)
+def test_an_error_while_trying_again_leaves_the_old_verdict_and_the_capture(decided):
+    clock, job, fast = decided()
     captured = fast.captured
     clock.planned_ms, clock.eager_ms = 4.0, 6.0
     steps_until(fast, job, False)
@@ -213,19 +194,15 @@ def test_an_error_while_trying_again_leaves_the_old_verdict_and_the_capture():
     steps_until(fast, job, True)
     assert fast.history == ("planned", "planned")
     assert fast.captured is captured
-    fast.close()
 
 
-def test_without_the_guard_a_plan_stays_whatever_it_costs():
-    clock = Clock()
-    job, fast = scheduled(clock, guard=False)
-    decide(fast, job)
+def test_without_the_guard_a_plan_stays_whatever_it_costs(decided):
+    clock, job, fast = decided(guard=False)
     clock.planned_ms = 50.0
     for number in range(300):
         fast(job.batch(number))
         assert fast.decided
     assert fast.history == ("planned",)
-    fast.close()
 
 
 def test_while_eager_has_its_turn_nobody_elses_lanes_are_there():
@@ -253,16 +230,12 @@ def test_while_eager_has_its_turn_nobody_elses_lanes_are_there():
     fast.close()
 
 
-def test_a_step_that_an_audit_refused_stays_eager_for_that_reason(monkeypatch):
+def test_a_step_that_an_audit_refused_stays_eager_for_that_reason(monkeypatch, decided):
     """Its steps take another time than planned ones did, which is no reason to look or to search again."""
-    clock = Clock()
-    job, fast = scheduled(clock)
-    decide(fast, job)
+    clock, job, fast = decided()
     wrong = RefusedError("planned step 1 does not compute what eager computes")
     monkeypatch.setattr(Auditor, "step", lambda self, best, batch, eager: (eager(batch), wrong))
     clock.eager_ms = 9.0
-    for number in range(300):
-        fast(job.batch(number))
+    call(fast, job, 300)
     assert fast.history == ("planned", "eager")
     assert fast.why == str(wrong)
-    fast.close()

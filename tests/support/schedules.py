@@ -31,6 +31,12 @@ def decide(fast: hocket.Schedule, job: hocket.Job) -> int:
     raise AssertionError(f"no verdict after {MANY} steps")
 
 
+def call(fast: hocket.Schedule, job: hocket.Job, times: int) -> None:
+    """Make this number of calls, with the batches from the first one on."""
+    for number in range(times):
+        fast(job.batch(number))
+
+
 def pass_audits(fast: hocket.Schedule, job: hocket.Job) -> None:
     """Call until the next step is neither audited nor part of a look (see `hocket.autotune.upkeep`)."""
     for _ in range(MANY):
