@@ -1,71 +1,52 @@
-"""Channels for tests: sockets between threads of this process, and what breaks on them."""
+"""Channels for tests: queues between threads of this process, and what breaks on them."""
 
-import socket
 import threading
 from queue import SimpleQueue
 
 import torch
 
 
-class SocketEnd:
+class QueueEnd:
     """One end of a connection: sends and receives tensors in the order in which they are begun, each with its name."""
 
-    def __init__(self, end: socket.socket, runs_ahead: bool = False, runs_behind: bool = False) -> None:
+    def __init__(self, out: SimpleQueue, into: SimpleQueue, runs_ahead: bool, runs_behind: bool) -> None:
         self.runs_ahead, self.runs_behind = runs_ahead, runs_behind
-        self.begun: list[tuple[str, int]] = []
-        self._socket = end
-        self._out: SimpleQueue = SimpleQueue()
-        self._in: SimpleQueue = SimpleQueue()
-        for work, todo in ((self._send, self._out), (self._receive, self._in)):
-            threading.Thread(target=self._serve, args=(work, todo), daemon=True).start()
+        self._out, self._into = out, into
+        self._begun: dict[str, SimpleQueue] = {"send": SimpleQueue(), "recv": SimpleQueue()}
+        for work, begun in ((self._send, self._begun["send"]), (self._receive, self._begun["recv"])):
+            threading.Thread(target=self._serve, args=(work, begun), daemon=True).start()
 
     def begin(self, op, tensor, epoch, done) -> None:
-        self.begun.append((op, epoch))
-        (self._out if op.startswith("send") else self._in).put((op.partition(":")[2], tensor, done))
+        way, _, name = op.partition(":")
+        self._begun[way].put((name, tensor, done))
 
     def push(self, name: str, tensor: torch.Tensor) -> None:
         """Send something that no step sends."""
-        self._out.put((name, tensor, lambda error: None))
+        self._begun["send"].put((name, tensor, lambda error: None))
 
     def close(self) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._out.put(None)
-        self._in.put(None)
+        for queue in (self._out, *self._begun.values()):
+            queue.put(None)
 
-    def _serve(self, work, todo) -> None:
-        while (task := todo.get()) is not None:
+    def _serve(self, work, begun) -> None:
+        while (task := begun.get()) is not None:
             name, tensor, done = task
-            try:
-                work(name, memoryview(tensor.detach().numpy()).cast("B") if tensor.ndim else tensor)
-            except OSError as error:
-                done(error)
-            else:
-                done(None)
+            done(work(name, tensor))
 
-    def _send(self, name, memory) -> None:
-        self._socket.sendall(name.encode().ljust(64))
-        self._socket.sendall(memory)
+    def _send(self, name, tensor) -> None:
+        self._out.put((name, tensor.detach().clone()))
 
-    def _receive(self, name, memory) -> None:
-        came = self._exactly(bytearray(64)).decode().strip()
-        if came != name:
-            raise OSError(f"expected {name}, got {came}")
-        self._exactly(memory)
-
-    def _exactly(self, memory):
-        left = memoryview(memory)
-        while left:
-            count = self._socket.recv_into(left)
-            if not count:
-                raise ConnectionResetError("the peer is gone")
-            left = left[count:]
-        return memory
+    def _receive(self, name, tensor) -> OSError | None:
+        sent = self._into.get()
+        if sent is None or sent[0] != name:
+            return ConnectionResetError("the peer is gone") if sent is None else OSError(f"got {sent[0]}, not {name}")
+        tensor.copy_(sent[1])
+        return None
 
 
-def connection(runs_ahead: bool = False, runs_behind: bool = False) -> tuple[SocketEnd, SocketEnd]:
-    one, other = socket.socketpair()
-    return SocketEnd(one, runs_ahead, runs_behind), SocketEnd(other, runs_ahead, runs_behind)
+def connection(runs_ahead: bool = False, runs_behind: bool = False) -> tuple[QueueEnd, QueueEnd]:
+    one, other = SimpleQueue(), SimpleQueue()
+    return QueueEnd(one, other, runs_ahead, runs_behind), QueueEnd(other, one, runs_ahead, runs_behind)
 
 
 class ManualChannel:
