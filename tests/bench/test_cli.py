@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks.cli import VERBS, main
-from cli.conftest import Outcome
+from cli.conftest import outcome_of
 
 ROOT = Path(__file__).parents[2]
 NAMES = [verb.name for verb in VERBS]
@@ -22,26 +23,18 @@ def bench(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
 
-    def run(*words: object) -> Outcome:
-        capsys.readouterr()
-        status = main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return Outcome(status, captured.out, captured.err)
-
-    return run
+    return partial(outcome_of, main, capsys)
 
 
 def test_alone_it_lists_what_there_is(bench):
-    found = bench()
-    assert found.status == 0
+    found = bench().fine()
     assert found.out.startswith("usage: python -m benchmarks ")
     assert all(name in found.out.split() for name in NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_has_an_example(bench, name):
-    found = bench(name, "--help")
-    assert found.status == 0
+    found = bench(name, "--help").fine()
     assert f"python -m benchmarks {name}" in found.out.partition("example:\n  ")[2]
     assert "--format {table,json}" in found.out
     assert max(map(len, found.out.splitlines())) <= 80
@@ -58,8 +51,7 @@ def test_every_name_has_an_example(bench, name):
 )
 def test_wrong_words_are_named_with_status_2(bench, words, message):
     found = bench(*words)
-    assert (found.status, found.out) == (2, "")
-    assert message in found.error
+    found.refused(2, message)
 
 
 def test_what_fails_is_one_line_with_status_1(bench):
@@ -95,8 +87,7 @@ def test_manycore_measured_takes_more_than_two_cores(bench, monkeypatch):
 
     monkeypatch.setattr(manycore, "FEWEST_CORES", 1000)
     found = bench("manycore", "--measured")
-    assert found.status == 1
-    assert "with --measured it takes more than 2" in found.error
+    found.refused(1, "with --measured it takes more than 2")
 
 
 @pytest.mark.parametrize("words", [(), ("gpu", "--help")])

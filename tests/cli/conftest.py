@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,15 +40,16 @@ class Outcome:
         return self.err.splitlines()[-1]
 
 
+def outcome_of(command, capsys, *words: object) -> Outcome:
+    capsys.readouterr()
+    status = command([str(word) for word in words])
+    captured = capsys.readouterr()
+    return Outcome(status, captured.out, captured.err)
+
+
 @pytest.fixture
 def hocket(capsys):
-    def run(*words: object) -> Outcome:
-        capsys.readouterr()
-        status = main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return Outcome(status, captured.out, captured.err)
-
-    return run
+    return partial(outcome_of, main, capsys)
 
 
 @pytest.fixture(autouse=True)
