@@ -56,12 +56,16 @@ def prints_aside() -> Iterator[None]:
         os.close(kept)
 
 
-def emit(args: Namespace, document: dict[str, Any], *tables: Any, to_stderr: bool = False) -> None:
-    """Print the result of a verb in the format of the arguments: `document`, or `tables`."""
+def emit(
+    args: Namespace, document: dict[str, Any], *tables: Any, to_stderr: bool = False, notes: Iterable[str] = ()
+) -> None:
+    """Print the result of a verb in the format of the arguments: `document`, or `tables`, and `notes` on stderr."""
     if args.format == "json":
         print_json(document)
     else:
         print_tables(*tables, to_stderr=to_stderr)
+        for text in notes:
+            note(text)
 
 
 def print_json(document: dict[str, Any]) -> None:

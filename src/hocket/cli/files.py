@@ -11,7 +11,7 @@ from typing import Any
 
 from hocket.cache_folder import CHECKSUM_SUFFIX, KINDS, LOCK, cached, remove
 from hocket.checking import check
-from hocket.cli.console import Bar, UsageError, emit, note, print_json, table
+from hocket.cli.console import Bar, UsageError, emit, print_json, table
 from hocket.errors import InputError, PlanError
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.ir._fields import read_file, write_text
@@ -86,9 +86,7 @@ def simulate_verb(args: Namespace) -> None:
     }
     document |= {name: str(path) for name, path in (("timeline", target), ("trace", trace)) if path is not None}
     tables = timeline_table(timeline), _limits_table("bounds", limits, timeline)
-    emit(args, document, *tables, *written(target, trace))
-    for text in misfits if args.format == "table" else ():
-        note(text)
+    emit(args, document, *tables, *written(target, trace), notes=misfits)
 
 
 def bounds_verb(args: Namespace) -> None:
@@ -122,13 +120,9 @@ def report_verb(args: Namespace) -> None:
                 notes=notes,
             ),
         )
-    if args.format == "json":
-        files = {name: str(path) for name, path in paths.items()}
-        print_json({"report": str(paths["index.html"]), "files": files, "notes": notes})
-        return
-    print(f"report: {paths['index.html']}")
-    for text in notes:
-        note(text)
+    page = str(paths["index.html"])
+    files = {name: str(path) for name, path in paths.items()}
+    emit(args, {"report": page, "files": files, "notes": notes}, f"report: {page}", notes=notes)
 
 
 def machine_verb(args: Namespace) -> None:

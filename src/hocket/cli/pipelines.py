@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.cli.console import UsageError, emit, prints_aside, table
 from hocket.cli.files import read_plan
-from hocket.cli.ranks import start_ranks, started_by_torchrun
+from hocket.cli.ranks import is_rank, start_ranks
 from hocket.cli.steps import run_verb
 from hocket.cli.targets import Target, wait_policy, working
 from hocket.errors import InputError
@@ -60,12 +60,6 @@ def run_or_pipeline(args: Namespace) -> None:
         _parts(args)
 
 
-def _check_world(args: Namespace) -> None:
-    world = int(os.environ["WORLD_SIZE"])
-    if world != args.ranks:
-        raise UsageError(f"torchrun has started {world} ranks, and --ranks is {args.ranks}")
-
-
 def _set_threads(args: Namespace) -> None:
     import torch
 
@@ -78,10 +72,9 @@ def _parts(args: Namespace) -> None:
     lanes = [lane for lane in plan.lanes if lane.kind != "channel"]
     if len(lanes) != args.ranks:
         raise UsageError(f"{args.partition}: it has {count_text(len(lanes), 'part')}, and --ranks is {args.ranks}")
-    if not started_by_torchrun():
+    if not is_rank(args.ranks, f"--ranks is {args.ranks}"):
         start_ranks(args, args.ranks)
         return
-    _check_world(args)
     target = Target.of(args)
     with prints_aside():
         found = _run_parts(args, target, plan)
@@ -176,11 +169,10 @@ def _pipeline(args: Namespace) -> None:
     if microbatches < args.ranks:
         raise UsageError(f"--microbatches: {microbatches} for {args.ranks} ranks: fewer than one for each")
     settings = {"microbatches": microbatches, "schedule": args.schedule or "1f1b", "memory_bytes": args.memory_bytes}
-    if not started_by_torchrun():
+    if not is_rank(args.ranks, f"--ranks is {args.ranks}"):
         _check(args, settings)
         start_ranks(args, args.ranks)
         return
-    _check_world(args)
     target = Target.of(args)
     with prints_aside():
         made = _run(args, target, settings)

@@ -30,8 +30,11 @@ _TIMEOUT_S = 60.0
 _GRACE_S = 2.0
 
 
-def started_by_torchrun() -> bool:
-    """Return True if this process is a rank. Raises `UsageError` if its variables make no sense."""
+def is_rank(ranks: int, asked: str) -> bool:
+    """Return True if torchrun has started this process as one of `ranks`, for which the user has `asked`.
+
+    Raises `UsageError` if its variables make no sense.
+    """
     given = {name: os.environ[name] for name in _RANK_VARIABLES if name in os.environ}
     if len(given) < len(_RANK_VARIABLES):
         return False
@@ -40,6 +43,8 @@ def started_by_torchrun() -> bool:
             raise UsageError(f"{name}: expected a whole number in the environment, got {given[name]!r}")
     if int(given["RANK"]) >= int(given["WORLD_SIZE"]):
         raise UsageError(f"RANK: expected one below WORLD_SIZE={given['WORLD_SIZE']}, got {given['RANK']}")
+    if int(given["WORLD_SIZE"]) != ranks:
+        raise UsageError(f"torchrun has started {given['WORLD_SIZE']} ranks; {asked}")
     return True
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.cli.console import UsageError, emit, note, prints_aside, table
 from hocket.cli.files import output_file
-from hocket.cli.ranks import start_ranks, started_by_torchrun
+from hocket.cli.ranks import is_rank, start_ranks
 from hocket.cli.targets import Target, only_model, wait_policy, working
 from hocket.ir._fields import written_whole
 from hocket.reporting.words import count_text, duration_text
@@ -30,17 +30,12 @@ def ps_verb(args: Namespace) -> None:
     """Train with workers and servers, as one of the ranks of a torchrun job, or by starting all of them."""
     ranks = args.workers + args.servers
     path = None if args.output is None else output_file(args.output.absolute())  # the user's code may leave the folder
-    if not started_by_torchrun():
+    if not is_rank(ranks, f"{args.workers} workers and {args.servers} servers need {ranks}"):
         if args.servers > FEW_SERVERS:
             _check_servers(args)
         may_fail = range(1, args.workers) if args.survive else ()
         start_ranks(args, ranks, with_agents=args.publish_every is not None, may_fail=may_fail)
         return
-    world = int(os.environ["WORLD_SIZE"])
-    if world != ranks:
-        raise UsageError(
-            f"torchrun has started {world} ranks; {args.workers} workers and {args.servers} servers need {ranks}"
-        )
     wait_policy()
     target = Target.of(args)
     rank = int(os.environ["RANK"])
