@@ -53,6 +53,12 @@ def batches(size: int, count: int):
     return [torch.randn(size, 4) for _ in range(count)]
 
 
+def same(fast, eager, size: int, count: int) -> None:
+    """Make this number of calls, each with eager's result."""
+    for batch in batches(size, count):
+        assert torch.equal(fast(batch), eager(batch))
+
+
 @pytest.fixture
 def _searches_cost_nothing(monkeypatch):
     monkeypatch.setattr(pool.VariantPool, "_search_s", 0.0)
@@ -62,12 +68,10 @@ def _searches_cost_nothing(monkeypatch):
 def test_more_shapes_than_are_searched_at_once_are_all_planned():
     fast, eager = made()
     for size in range(1, MAX_EASY + 5):
-        for batch in batches(size, ENOUGH + MIN_REPEATS):
-            assert torch.equal(fast(batch), eager(batch))
+        same(fast, eager, size, ENOUGH + MIN_REPEATS)
         assert fast.verdict == "planned", fast.why
     for size in range(1, MAX_EASY + 5):
-        for batch in batches(size, 1):
-            assert torch.equal(fast(batch), eager(batch))
+        same(fast, eager, size, 1)
         assert fast.decided, "all of them are kept"
 
 
@@ -75,18 +79,15 @@ def test_more_shapes_than_are_searched_at_once_are_all_planned():
 def test_shapes_that_hardly_repeat_are_not_watched_and_the_reason_says_what_to_do():
     fast, eager = made()
     for size in range(1, MAX_EASY + 1):
-        for batch in batches(size, ENOUGH):
-            assert torch.equal(fast(batch), eager(batch))
+        same(fast, eager, size, ENOUGH)
     watched = fast._pool.config.watch.num_watched
     for size in range(20, 60):
-        for batch in batches(size, 1):
-            assert torch.equal(fast(batch), eager(batch))
+        same(fast, eager, size, 1)
         assert not fast.decided
         assert f"it is watched once it has come {MIN_REPEATS} times" in fast.why
         assert "pad batches to a few shapes" in fast.why
     assert fast._pool.config.watch.num_watched == watched
-    for batch in batches(25, MIN_REPEATS):
-        assert torch.equal(fast(batch), eager(batch))
+    same(fast, eager, 25, MIN_REPEATS)
     assert fast._pool.config.watch.num_watched > watched
 
 
@@ -133,8 +134,7 @@ def test_a_further_shape_is_searched_once_its_steps_have_taken_as_long_as_a_sear
     fast, eager = made(clock=Ticks())
     monkeypatch.setattr(pool.VariantPool, "_search_s", 20 * Ticks.STEP_S)
     for size in range(1, MAX_EASY + 1):
-        for batch in batches(size, ENOUGH):
-            assert torch.equal(fast(batch), eager(batch))
+        same(fast, eager, size, ENOUGH)
     watched = fast._pool.config.watch.num_watched
     for batch in batches(9, 20):
         assert torch.equal(fast(batch), eager(batch))
@@ -147,12 +147,10 @@ def test_a_further_shape_is_searched_once_its_steps_have_taken_as_long_as_a_sear
 
 def test_graphs_are_bounded_by_their_ops_and_what_was_forgotten_is_recalled(monkeypatch):
     fast, eager = made()
-    for batch in batches(1, ENOUGH):
-        assert torch.equal(fast(batch), eager(batch))
+    same(fast, eager, 1, ENOUGH)
     monkeypatch.setattr(pool, "MAX_HELD_OPS", 3 * len(fast.graph))
     for size in range(2, 7):
-        for batch in batches(size, ENOUGH):
-            assert torch.equal(fast(batch), eager(batch))
+        same(fast, eager, size, ENOUGH)
         held = [variant for variant in fast._pool.active._recent if variant.captured]
         assert sum(len(variant.captured.graph) for variant in held) <= 4 * len(fast.graph)
     assert 3 <= len(fast._pool.active._recent) <= 4
@@ -165,8 +163,7 @@ def test_graphs_are_bounded_by_their_ops_and_what_was_forgotten_is_recalled(monk
 def test_lanes_of_small_batches_of_many_sizes_stay_open():
     fast, eager = made()
     for size in range(1, 2 * pool.MAX_OPEN):
-        for batch in batches(size, ENOUGH):
-            assert torch.equal(fast(batch), eager(batch))
+        same(fast, eager, size, ENOUGH)
     lanes = [variant.decision.best.executor for variant in fast._pool.active._recent if variant.decision.best]
     assert len(lanes) > pool.MAX_OPEN
     assert all(lane._core is not None for lane in lanes)
@@ -179,8 +176,7 @@ def test_only_the_lanes_that_were_used_last_stay_open(monkeypatch, kind):
     fast, eager = made(executor=kind)
     for _ in range(2):
         for size in range(1, 6):
-            for batch in batches(size, ENOUGH):
-                assert torch.equal(fast(batch), eager(batch))
+            same(fast, eager, size, ENOUGH)
             lanes = [variant.decision.best.executor for variant in fast._pool.active._recent if variant.decision.best]
             is_open = [bool(lane._core if kind == "native" else lane._queues) for lane in lanes]
             assert sum(is_open) <= 2
