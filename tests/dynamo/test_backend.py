@@ -31,11 +31,6 @@ def _rows(num_rows: Callable[[int], int]) -> Callable[[int], tuple[Any, ...]]:
     return lambda number: (torch.randn(num_rows(number), 4, generator=torch.Generator().manual_seed(number)),)
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

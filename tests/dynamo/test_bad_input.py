@@ -65,7 +65,6 @@ GRAPHS: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
 @pytest.mark.parametrize("name", GRAPHS)
 def test_what_cannot_be_planned_is_eagers(name: str, numerics: str) -> None:
     run, argument = GRAPHS[name]
-    torch._dynamo.reset()
     compiled = torch.compile(run, backend="hocket", options={"numerics": numerics})
     with made_regions():
         for _ in range(NUM_CALLS):
@@ -74,7 +73,6 @@ def test_what_cannot_be_planned_is_eagers(name: str, numerics: str) -> None:
 
 
 def test_sparse_gradients_are_eagers() -> None:
-    torch._dynamo.reset()
     table = nn.Embedding(9, 4, sparse=True)
     compiled = torch.compile(lambda rows: table(rows).sin().cos(), backend="hocket")
     with made_regions() as regions:
@@ -88,7 +86,6 @@ def test_sparse_gradients_are_eagers() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_beyond_the_recompilation_limit_it_is_eager_or_torchs_error(fails: bool) -> None:
-    torch._dynamo.reset()
     compiled = torch.compile(lambda x, factor: (x * factor).sin().cos(), backend="hocket", dynamic=False)
     limit = 3
     with made_regions(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=fails, recompile_limit=limit):
@@ -102,7 +99,6 @@ def test_beyond_the_recompilation_limit_it_is_eager_or_torchs_error(fails: bool)
 
 @pytest.mark.parametrize("is_warm", [True, False])
 def test_a_pool_of_threads_calls_a_model(is_warm: bool) -> None:
-    torch._dynamo.reset()
     model = _model()
     compiled = torch.compile(model, backend="hocket")
 
@@ -117,7 +113,6 @@ def test_a_pool_of_threads_calls_a_model(is_warm: bool) -> None:
 
 
 def test_export_copy_and_pickle_of_a_compiled_model() -> None:
-    torch._dynamo.reset()
     model, x = _model(), torch.ones(2, 4)
     compiled = torch.compile(model, backend="hocket")
     with made_regions():
@@ -130,7 +125,6 @@ def test_export_copy_and_pickle_of_a_compiled_model() -> None:
 
 
 def test_other_transforms_of_a_compiled_model() -> None:
-    torch._dynamo.reset()
     model, x = _model(), torch.ones(3, 2, 4)
     compiled = torch.compile(model, backend="hocket")
     with made_regions():

@@ -99,7 +99,6 @@ def test_gradients_are_differentiated_from_a_certain_step_on(dropout: float) -> 
 
 
 def test_a_graph_that_writes_cannot_begin_to_be_differentiated_twice() -> None:
-    torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     compiled = torch.compile(model, backend="hocket")
     for number in range(6):
@@ -114,7 +113,6 @@ def test_a_graph_that_writes_cannot_begin_to_be_differentiated_twice() -> None:
 
 def test_what_was_written_after_the_forward_is_not_differentiated_again() -> None:
     """Eager's backward of an exponential reads its result alone."""
-    torch._dynamo.reset()
     weight = torch.randn(4, 4, requires_grad=True)
     compiled = torch.compile(lambda x: x.exp() * 3, backend="hocket")
     for number in range(6):
@@ -147,7 +145,6 @@ def test_a_batch_norm_runs_again_before_the_backward(looks: bool) -> None:
 
 
 def test_a_tensor_that_is_saved_may_not_be_written() -> None:
-    torch._dynamo.reset()
     model = Method(lambda m, x: (x @ m.weight).sin())
     compiled = torch.compile(model, backend="hocket")
     x = torch.randn(4, 4)
@@ -199,7 +196,6 @@ def test_gradients_of_several_uses_are_added_as_by_eager(function: Callable[...,
 
 @pytest.mark.parametrize("kind", ["autocast", "dynamic", "view"])
 def test_graphs_by_autograds_own_node_run_as_they_stand_once_they_are_differentiated_twice(kind: str) -> None:
-    torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
     compiled = torch.compile(lambda x: model(x).view(-1, 2) if kind == "view" else model(x), backend="hocket")
     failed = []
@@ -216,7 +212,6 @@ def test_graphs_by_autograds_own_node_run_as_they_stand_once_they_are_differenti
 
 
 def test_gradients_may_be_taken_many_at_once() -> None:
-    torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
     compiled = torch.compile(model, backend="hocket")
     given = torch.eye(6).view(6, 3, 2).transpose(1, 2)
@@ -269,7 +264,6 @@ def test_a_head_without_a_gradient_is_not_moved(heads: Callable[..., Any]) -> No
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_backward_may_run_twice_where_results_share_memory(dynamic: bool) -> None:
-    torch._dynamo.reset()
     model = Method(lambda m, x: (x @ m.weight).tanh().view(-1))
     compiled = torch.compile(model, backend="hocket", dynamic=dynamic)
     for number in range(8):
@@ -320,7 +314,6 @@ def test_what_the_first_call_records_of_copies_stands_for_the_calls_after_it(
         return record(config, batch, form)
 
     monkeypatch.setattr(runner, "recorded_form", counted)
-    torch._dynamo.reset()
     torch.manual_seed(0)
     compiled = torch.compile(make(), backend="hocket", options={"cache": False})
     for _ in range(8):

@@ -75,11 +75,6 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def anew() -> None:
-    torch._dynamo.reset()
-
-
 def through(net: nn.Module, targets: dict[str, list[Any]], **options: Any) -> Any:
     """The network by AOTAutograd's graphs, with the ops of each of them."""
 
