@@ -28,7 +28,7 @@ class DirectPair(Pair):
         signatures = Signatures()
         while signatures.recognised is None:
             signatures.of(places, self.jobs.planned.batch(self.number))
-        self.direct = lanes.direct((signatures.recognised,), 5)
+        self.direct = lanes.binding.direct((signatures.recognised,), 5)
         self.lanes = self.call
 
     def call(self, batch):

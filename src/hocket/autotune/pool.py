@@ -228,9 +228,8 @@ class VariantPool:
         return True
 
     def _eagerly(self, batch: Any, reason: str) -> Any:
-        """The user's own step, which no variant makes."""
-        if reason:
-            self._say(reason)
+        """The user's own step, which no variant makes, for this reason."""
+        self._say(reason)
         return self.eagerly(batch)
 
     def _say(self, reason: str) -> None:
@@ -244,7 +243,7 @@ class VariantPool:
         """The user's own step, of which no variant was begun, or none can be."""
         met, self._waiting = self._waiting, None
         start_s = self.config.clock()
-        result = self._eagerly(batch, "")
+        result = self.eagerly(batch)
         if met is not None:
             met.eager_s += self.config.clock() - start_s
         return result

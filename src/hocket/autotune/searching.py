@@ -1,4 +1,4 @@
-"""The state of a search for one variant: the steps that its tuner asks for, one at a time, and what ends it early."""
+"""The state of a search for one variant: the steps that its tuner asks for, one at a time; and when it is repeated."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import Any
 from hocket.autotune.candidate import Item
 from hocket.autotune.decision import Decision
 from hocket.autotune.runner import InexactError
-
-# Steps with another branch, and within how many, for a step to be recorded again.
-MAX_BRANCHES, BRANCH_STEPS = 8, 64
 
 
 @dataclass
@@ -45,35 +42,6 @@ class PlanSearch:
         except StopIteration as end:
             return end.value
         return None
-
-
-class Progress:
-    """Counts the steps of a search, and calls a callback with each."""
-
-    def __init__(self, callback: Callable[[str, int], object] | None) -> None:
-        self._callback = callback
-        self._num_steps = 0
-
-    def note(self, stage: str) -> None:
-        """A step of this stage was made."""
-        self._num_steps += 1
-        if self._callback is not None:
-            self._callback(stage, self._num_steps)
-
-
-class OtherBranches:
-    """The last steps that took another branch on data than the recorded one."""
-
-    def __init__(self) -> None:
-        self._numbers: list[int] = []
-
-    def are_many(self, number: int) -> bool:
-        """Add the step of this number. Return True, and begin anew, if there were `MAX_BRANCHES` in `BRANCH_STEPS`."""
-        self._numbers = [*self._numbers[1 - MAX_BRANCHES :], number]
-        if len(self._numbers) < MAX_BRANCHES or number - self._numbers[0] >= BRANCH_STEPS:
-            return False
-        self._numbers = []
-        return True
 
 
 class RefusedCalls:

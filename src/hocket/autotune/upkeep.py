@@ -87,6 +87,7 @@ class StepWatch:
     def __init__(self, limits: DriftLimits, *, looks: bool) -> None:
         self.upkeep: Upkeep | None = None  # when the next look is due. None while there is no plan to look at.
         self.recent_ms: deque[float] = deque(maxlen=NUM_RECENT)  # times of the latest steps
+        self.has_drifted = False
         self._looks = Upkeep(LOOK_STEPS, LOOK_SHARE, due=FIRST_LOOK) if looks else None
         self._limits = limits
         self._drift: DriftDetector | None = None
@@ -104,6 +105,7 @@ class StepWatch:
             self._looks.ended(search.spent_s, lower_quartile(self.recent_ms) / 1e3, search.num_calls)
         if not (search.is_look and decision is before):
             self.recent_ms.clear()
+            self.has_drifted = False
             self._drift = DriftDetector(decision.expected_ms, search.spent_s * 1e3, self._limits)
 
     def note(self, step_ms: float) -> Drift | None:
@@ -112,6 +114,7 @@ class StepWatch:
             return None
         self.recent_ms.append(step_ms)
         drift = self._drift.observe(step_ms)
+        self.has_drifted |= drift is not None
         if drift is None and self._drift.num_departed >= CHANGED_WINDOWS and self.upkeep is not None:
             self.upkeep.hasten(SHORT_GAP if self.upkeep.has_allowance else LONG_GAP)
         return drift

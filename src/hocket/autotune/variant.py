@@ -8,8 +8,10 @@ the verdict is watched (`hocket.autotune.upkeep`).
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from itertools import count
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -20,7 +22,7 @@ from hocket.autotune.candidate import Candidate, Item, TunerConfig
 from hocket.autotune.decision import UNDECIDED, Decision, Verdict
 from hocket.autotune.options import backend_of, unplannable
 from hocket.autotune.runner import InexactError, RefusedError, StepRunner, again_by_eager, refusal
-from hocket.autotune.searching import OtherBranches, PlanSearch, Progress
+from hocket.autotune.searching import PlanSearch
 from hocket.autotune.tuner import Tuner
 from hocket.autotune.upkeep import StepWatch, Upkeep
 from hocket.autotune.verification import Difference
@@ -34,6 +36,8 @@ log = logging.getLogger(__name__)
 
 # Calls in a row that need nothing of Python, and recordings of a step whose branch on data changes.
 MAX_DIRECT, MAX_RECORDED = 25, 3
+# Steps with another branch, and within how many, for a step to be recorded again.
+MAX_BRANCHES, BRANCH_STEPS = 8, 64
 
 
 class Variant:
@@ -51,12 +55,12 @@ class Variant:
         self._tuner = Tuner(config, backend)
         self._auditor = Auditor(backend, config.clock)
         self._search: PlanSearch | None = PlanSearch(self._begin)
-        self._progress = Progress(config.on_progress)
+        self._numbers = count(1)  # of the steps of its searches
         self._followed_wrongly: set[int] = set()  # leaves of the tape whose other values the plan computes wrongly with
         # what the first search took beyond its steps, or None before it has ended with a comparison
         self.search_s: float | None = None
         self._watch: StepWatch | None = None
-        self._branches = OtherBranches()
+        self._branches: deque[int] = deque(maxlen=MAX_BRANCHES)  # the last steps that took another one
         self._num_recorded = 1
 
     @property
@@ -107,9 +111,15 @@ class Variant:
         """True if a decision stands, and no form is being compiled that could change it."""
         return self.settled and (self._tuner.compiler is None or not self._tuner.compiler.has_forms_left)
 
+    @property
+    def has_drifted(self) -> bool:
+        """True if steps take another time than when it was decided. A region is recorded anew then, by its owner."""
+        return self._watch is not None and self._watch.has_drifted
+
     def renew(self) -> bool:
         """Make the guards anew where they failed though nothing has changed (the code that ran since names more)."""
-        return self._tuner.admission.renew_guards()
+        guards = self.guards
+        return guards is not None and not guards.hold() and guards.renew()
 
     def __call__(self, batch: Any) -> Any:
         """One training step.
@@ -163,8 +173,10 @@ class Variant:
         num_calls = self.calls_until_upkeep(MAX_DIRECT)
         if recognised is None or best is None or num_calls < 1 or self._config.clock is not perf_counter:
             return None
+        if (binding := best.executor.binding) is None:
+            return None
         guards = () if self.guards is None else (self.guards.condition,)
-        return best.executor.direct((recognised, *guards), num_calls)
+        return binding.direct((recognised, *guards), num_calls)
 
     def calls_until_upkeep(self, limit: int) -> int:
         """Planned calls, at most `limit`, that need nothing of Python before the next audit or look."""
@@ -215,7 +227,7 @@ class Variant:
         if compiler is not None and compiler.note(step_ms, self.decision.ahead):
             log.info("hocket: the step was compiled: plans of these forms are tried, too")
             self._search_anew()
-        elif drift := self._watch.note(step_ms):
+        elif (drift := self._watch.note(step_ms)) and not self._config.is_region:
             log.info("hocket: %s: the step is profiled and plans are tried again", drift)
             self._search_anew(drift)
 
@@ -237,7 +249,6 @@ class Variant:
         self._search = PlanSearch(lambda: self._tuner.search_again(drift))
 
     def _begin(self) -> Generator[Item, Any, Decision]:
-        """Begin the first search."""
         if self._refused:
             raise RefusedError(self._refused)
         return self._tuner.search()
@@ -257,7 +268,6 @@ class Variant:
         return result
 
     def _searched(self, search: PlanSearch, batch: Any) -> Any:
-        """Make a step of the search."""
         clock, runner, before = self._config.clock, self._runner, self.decision
         start = clock()
         runner.start()
@@ -308,8 +318,8 @@ class Variant:
                 self._settle(decision)
                 if not decision.is_recalled:
                     self._tuner.recall.keep(decision)
-            if runner.is_done:
-                self._progress.note(item.stage)
+            if runner.is_done and self._config.on_progress is not None:
+                self._config.on_progress(item.stage, next(self._numbers))
 
     def _failed(self, search: PlanSearch, error: BaseException, batch: Any) -> None:
         """Refuse the step, which eager has made then, where an error is not the user's own. That one is raised."""
@@ -340,8 +350,10 @@ class Variant:
 
     def _note_branch(self, text: str, number: int) -> None:
         """Eager has made a step that takes another branch than the recorded one."""
-        if not self._branches.are_many(number):
+        self._branches.append(number)
+        if len(self._branches) < MAX_BRANCHES or number - self._branches[0] >= BRANCH_STEPS:
             return
+        self._branches.clear()
         if self._num_recorded >= MAX_RECORDED:
             line = text.splitlines()[0].rpartition(" at ")[2]
             self._refuse(RefusedError(f"the branch that it takes on data at {line} changes from step to step"))

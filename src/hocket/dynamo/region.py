@@ -19,18 +19,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from torch import fx
 
-from hocket.adaptation import DriftDetector, DriftLimits
 from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.pool import VariantPool
 from hocket.autotune.store import DecisionStore
-from hocket.autotune.variant import Variant
 from hocket.dynamo.graphs import Outputs, boxed, computing, why_unplannable
 from hocket.ir import Machine
 from hocket.pystate.watch import PurityWatch
@@ -43,9 +41,6 @@ MAX_FAST = 100
 # Calls op by op before a search that was not clear is made again, and how often that is done.
 PAUSE = 100
 MAX_UNCLEAR = 2
-# Calls that a search takes, about.
-NUM_SEARCHED = 60
-_NEVER = 2**62
 _ALIVE: WeakSet[Region] = WeakSet()
 
 
@@ -120,22 +115,29 @@ class Region:
         self._busy = threading.Lock()
         self._settings = _config(compute, numerics, cache)
         self._pool: VariantPool | None = VariantPool(self._settings, lambda: None)
-        self._fast: _FastCall | None = None
-        self._drift = _Drift()
+        self._fast: Any = None  # planned calls, each of them one native call, until Python is needed next
         self._num_unclear = self._left_to_pause = 0
         _ALIVE.add(self)
 
     def __call__(self, inputs: list[Any]) -> Any:
         """The graph's outputs."""
         self.was_called = True
-        if self._pool is None or not self._busy.acquire(blocking=False):
+        pool = self._pool
+        if pool is None or not self._busy.acquire(blocking=False):
             return self._plain(inputs)
         try:
+            if self._pool is not pool:  # given up at this moment, by another thread
+                return self._plain(inputs)
             if self._fast is not None:
-                found = self._fast(inputs)
+                try:
+                    found = self._fast(inputs)
+                except BaseException as error:
+                    self._end_fast(pool, error)
+                    raise
                 if found is not NotImplemented:
                     return found
-            return self._by_pool(inputs)
+                self._end_fast(pool)
+            return self._by_pool(pool, inputs)
         finally:
             self._busy.release()
 
@@ -155,16 +157,16 @@ class Region:
         with self._busy:
             self._give_up(reason)
 
-    def _by_pool(self, inputs: list[Any]) -> Any:
+    def _end_fast(self, pool: VariantPool, error: BaseException | None = None) -> None:
+        fast, self._fast = self._fast, None
+        pool.current.note_direct(fast.times_ms(), error)
+
+    def _by_pool(self, pool: VariantPool, inputs: list[Any]) -> Any:
         """A call that is searched for, audited or met for the first time."""
-        pool = self._pool
-        assert pool is not None
-        if self._fast is not None:
-            fast, self._fast = self._fast, None
-            if self._drift.note(fast.note(), pool.current):
-                log.info("hocket: the calls of a %s graph have drifted: plans are searched again", self.kind)
-                pool = self._begin_anew(recalls=False)
-                self.on_drift()
+        if pool.current.has_drifted:
+            log.info("hocket: the calls of a %s graph have drifted: plans are searched again", self.kind)
+            pool = self._begin_anew(recalls=False)
+            self.on_drift()
         if self._left_to_pause:
             self._left_to_pause -= 1
             return self._plain(inputs)
@@ -180,7 +182,7 @@ class Region:
         best = variant.decision.best
         if best is not None:
             self.verdict, self.why = "planned", variant.decision.reason
-            self._fast = _FastCall.of(pool, self._outputs)
+            self._fast = self._fast_call(pool)
             if self._forgets_batches:
                 for captured in (*variant.forms.values(), best.captured):
                     captured.example.value = None  # activations
@@ -192,6 +194,14 @@ class Region:
                 self._num_unclear += 1
                 self._left_to_pause = PAUSE
                 self._begin_anew()
+
+    def _fast_call(self, pool: VariantPool) -> Any:
+        """Planned calls of the current variant as native ones, or None where the pool has to make the next call."""
+        best, check, outputs = pool.current.decision.best, pool.recognised, self._outputs
+        left = pool.current.calls_until_upkeep(MAX_FAST)
+        if left < 1 or best is None or check is None or (binding := best.executor.binding) is None:
+            return None
+        return binding.boxed(check, outputs.inputs, list(outputs.constants), outputs.order, left)
 
     def _begin_anew(self, *, recalls: bool = True) -> VariantPool:
         """Forget the plan; the next call is recorded. Without `recalls`, what the store knows is not used, either."""
@@ -210,56 +220,6 @@ class Region:
         log.info("hocket: a %s graph runs op by op: %s", self.kind, reason)
 
 
-class _FastCall:
-    """Planned calls of one variant, each of them one native call, until Python is needed next."""
-
-    def __init__(self, variant: Variant, call: Any) -> None:
-        self._variant, self._call = variant, call
-
-    @staticmethod
-    def of(pool: VariantPool, outputs: Outputs) -> _FastCall | None:
-        """None where the pool has to make the next call."""
-        variant = pool.current
-        left = variant.calls_until_upkeep(MAX_FAST)
-        best, check = variant.decision.best, pool.recognised
-        if left < 1 or best is None or check is None:
-            return None
-        call = best.executor.boxed(check, outputs.inputs, list(outputs.constants), outputs.order, left)
-        return None if call is None else _FastCall(variant, call)
-
-    def __call__(self, inputs: list[Any]) -> Any:
-        try:
-            return self._call(inputs)
-        except BaseException as error:
-            best = self._variant.decision.best
-            if best is not None:
-                best.executor.annotate(error)
-            raise
-
-    def note(self) -> list[float]:
-        """Tell the variant what these calls took, in milliseconds."""
-        times_ms: list[float] = self._call.times_ms()
-        self._variant.note_direct(times_ms, None)
-        return times_ms
-
-
-class _Drift:
-    """Follows the planned calls of a region, each variant by itself."""
-
-    def __init__(self) -> None:
-        self._watches: WeakKeyDictionary[Variant, DriftDetector] = WeakKeyDictionary()
-
-    def note(self, times_ms: Sequence[float], variant: Variant) -> bool:
-        """True if calls of this variant take another time than when its plan was chosen."""
-        if not variant.settled or not variant.decision.eager_ms:
-            return False  # a plan that was not compared with eager
-        watch = self._watches.get(variant)
-        if watch is None:
-            searched_ms = NUM_SEARCHED * max(variant.decision.eager_ms)
-            watch = self._watches[variant] = DriftDetector(variant.decision.expected_ms, searched_ms)
-        return sum(watch.observe(time_ms) is not None for time_ms in times_ms) > 0
-
-
 def _config(compute: Callable[[list[Any]], Any], numerics: str, cache: Any) -> TunerConfig:
     def step(batch: list[Any]) -> Any:
         return compute(list(batch))
@@ -271,7 +231,6 @@ def _config(compute: Callable[[list[Any]], Any], numerics: str, cache: Any) -> T
         places=inventory([], []),
         watch=PurityWatch(step, ()),
         machine=Machine.here(),
-        drift=DriftLimits(rest_steps=_NEVER),  # a region records anew, since it keeps no activations
         store=DecisionStore.of(cache),
         numerics=numerics,
         is_region=True,

@@ -6,7 +6,7 @@ Who waits for whom is worked out in `hocket.ir.waits`, which every executor read
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -136,21 +136,9 @@ class Executor(ABC):
             raise StaleCaptureError(f"the captured step does not stand for this one: {self.captured.why_not(batch)}")
         return frame
 
-    def direct(self, conditions: Sequence[Any], num_calls: int) -> Any:
-        """Return whole steps as native calls under these native conditions, or None if that is not possible.
-
-        The result is called like the executor. It returns NotImplemented, with nothing changed, where the step has to
-        go the usual way, and after `num_calls`. Its ``times_ms()`` are the durations of the calls.
-        """
-        return None
-
-    def boxed(self, condition: Any, passed: Sequence[int], constants: list[Any], order: Sequence[int], num: int) -> Any:
-        """The step as a native call on a list of inputs, which is emptied before the first op, or None without one.
-
-        It answers NotImplemented, with nothing changed, where the native `condition` on the inputs does not hold, and
-        after `num` calls. `order` has of each output the position in: leaves of the step's result, then inputs that are
-        returned (at the positions `passed`), then `constants`.
-        """
+    @property
+    def binding(self) -> Any:
+        """The step bound to native code (see `hocket.execution.native.binding`), or None without such a form."""
         return None
 
     def annotate(self, error: BaseException) -> None:  # noqa: B027 (without direct calls there is nothing to note)

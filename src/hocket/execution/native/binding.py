@@ -63,9 +63,12 @@ class Binding:
         return self._returned(self._native.finish())
 
     def boxed(self, condition: Any, passed: Sequence[int], constants: list[Any], order: Sequence[int], num: int) -> Any:
-        """Whole steps as native calls on a list that is emptied, or None where Python has more to read or to put back.
+        """The step as a native call on a list of inputs, which is emptied before the first op.
 
-        For the arguments see `Executor.boxed`.
+        None where Python has more to read or to put back. The call answers NotImplemented, with nothing changed, where
+        the native `condition` on the inputs does not hold, and after `num` calls. `order` has of each output the
+        position in: leaves of the step's result, then inputs that are returned (at the positions `passed`), then
+        `constants`.
         """
         num_leaves = len(self._captured.trace.result.leaves)
         if not self._is_plain or self._guards is not None or num_leaves != len(self._captured.results):
@@ -74,11 +77,12 @@ class Binding:
         return load().BoxedCall(condition, self._native, list(passed), constants, list(order), num)
 
     def direct(self, conditions: Sequence[Any], num_calls: int) -> Any:
-        """Return whole steps as native calls under these native conditions, or None if the batch has guards in Python.
+        """Whole steps as native calls under these native conditions, called like the executor.
 
-        A call returns NotImplemented, with nothing changed, if `begin` or a condition fails, and after `num_calls`.
+        None where Python has more to do in a step. A call returns NotImplemented, with nothing changed, if `begin` or a
+        condition fails, and after `num_calls`. Its ``times_ms()`` are the durations of the calls.
         """
-        if self._guards is not None:
+        if self._guards is not None or self._captured.trace.undo is not None:
             return None
         self._expect_numbers()
         returned = None if self._is_plain and self._captured.returns_one else self._returned

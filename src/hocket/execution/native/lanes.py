@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,12 +74,12 @@ class NativeLanes(Executor):
             return self._called(batch)
 
     def _called(self, batch: Any) -> Any:
-        if self._binding is not None and self._pid == os.getpid() and self._claimed():
+        if (binding := self.binding) is not None and self._claimed():
             try:
-                if self._binding.begin(batch):
+                if binding.begin(batch):
                     self._runs += 1
                     self._step(self._core.run_begun)
-                    return self._binding.finish()
+                    return binding.finish()
             finally:
                 self._busy.release()
         frame = self.begin(batch)
@@ -88,15 +88,9 @@ class NativeLanes(Executor):
         self.run(frame)
         return self.captured.finish(frame)
 
-    def direct(self, conditions: Sequence[Any], num_calls: int) -> Any:
-        if self._binding is None or self._pid != os.getpid() or self.captured.trace.undo is not None:
-            return None
-        return self._binding.direct(conditions, num_calls)
-
-    def boxed(self, condition: Any, passed: Sequence[int], constants: list[Any], order: Sequence[int], num: int) -> Any:
-        if self._binding is None or self._pid != os.getpid():
-            return None
-        return self._binding.boxed(condition, passed, constants, order, num)
+    @property
+    def binding(self) -> Binding | None:
+        return self._binding if self._pid == os.getpid() else None
 
     def run(self, frame: Frame) -> None:
         self._claimed()
