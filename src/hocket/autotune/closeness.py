@@ -42,7 +42,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from hocket.autotune.verification import distance, largest, release_memory
+from hocket.autotune.verification import distance, largest, release_memory, ulp_of
 from hocket.errors import CaptureError
 from hocket.ir.limits import free_bytes
 from hocket.planning.critical_path import serial_peak_bytes
@@ -280,10 +280,8 @@ def _sample(truth: Left, eager: dict[str, float], form: dict[str, float]) -> Sam
 def _values(truth: Left) -> Iterator[tuple[str, str, Any, float]]:
     """Each value of the float64 step: its name, its group, the value, and the precision that the step has it in."""
     for source, value in truth.each():
-        now = source.get()
-        ulp = torch.finfo(now.dtype).eps if isinstance(now, torch.Tensor) and now.is_floating_point() else 0.0
         key = f"{source.kind}.{source.key}" if isinstance(source, Entry) and source.kind != "parameter" else source.kind
-        yield source.name, key, value, ulp
+        yield source.name, key, value, ulp_of(source.get())
     for place, value in enumerate(truth.result):
         yield f"result {place}", "result", value, torch.finfo(torch.float32).eps
 

@@ -174,6 +174,12 @@ def distance(a: Any, b: Any) -> tuple[float, float]:
     return absolute, absolute / scale if scale else absolute
 
 
+def ulp_of(value: Any) -> float:
+    """Return the relative distance of neighbouring numbers of a tensor's dtype, or 0 where they are exact."""
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return torch.finfo(value.dtype).eps if is_float else 0.0
+
+
 def largest(tensor: torch.Tensor) -> float:
     """Return the largest finite magnitude of a tensor, or 0 if there is none."""
     return max(map(_largest, _parts(tensor)), default=0.0)

@@ -16,6 +16,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
+from hocket.autotune.verification import distance, largest, ulp_of
 from hocket.errors import CaptureError
 from hocket.profiling.exact_widths import same_bits
 from hocket.tracing.saved_state import copies_of
@@ -60,7 +61,7 @@ def difference(
         largest[kind] = max(largest.get(kind, 0.0), _magnitude(value))
     for name, value in first.items():
         scale = max(_magnitude(value), _NOISE * largest[name.partition("(")[0]]) if tolerance else 0.0
-        if not _alike(value, second[name], scale * max(tolerance, _MAX_ULPS * _ulp(value))):
+        if not _alike(value, second[name], scale * max(tolerance, _MAX_ULPS * ulp_of(value))):
             return name
     return ""
 
@@ -98,7 +99,6 @@ def _gradients(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) 
 
 
 def _copied(args: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
-    """Copies of the arguments, and those of them that get gradients."""
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     for value in tensors:
         if type(value) not in _COPIED or value.layout is not torch.strided or value.is_complex() or value.is_neg():
@@ -127,22 +127,11 @@ def _plain(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def _ulp(value: Any) -> float:
-    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return torch.finfo(value.dtype).eps if is_float else 0.0
-
-
 def _magnitude(value: Any) -> float:
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
-        return 0.0
-    return value.abs().nan_to_num(0.0, 0.0, 0.0).max().item()
+    return largest(value) if ulp_of(value) else 0.0
 
 
 def _alike(one: Any, other: Any, allowed: float) -> bool:
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return type(one) is type(other) and bool(one == other)
-    if same_bits(one, other):
-        return True
-    if not allowed or one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.allclose(one.double(), other.double(), rtol=0.0, atol=allowed, equal_nan=True)
+    return same_bits(one, other) or (allowed > 0 and one.dtype == other.dtype and distance(one, other)[0] <= allowed)
