@@ -19,10 +19,9 @@ from support.mutations import mutated
 
 ABOUT = {"graphs": {"": "abc"}, "threads": 2, "torch": "2.13.0"}
 COSTS = Costs({"a": {"1": 2.0, "gpu0": 1.0}}, {"a": {"1": 0.5}}, shares={"a": {"gpu0": Share(0.5, 0.25)}})
-PLANNED = Remembered(
-    "planned", "it is faster", 1.5, 1.4, 1.6, (3.0, 3.1), RememberedPlan("", True, "hocket-plan/1", (2.0, 2.1), COSTS)
-)
-EAGER = Remembered("eager", "one op has all the time", None, None, None, (), None)
+PLAN = RememberedPlan("", True, "hocket-plan/1", (2.0, 2.1), COSTS)
+PLANNED = Remembered("planned", "it is faster", 1.5, 1.4, 1.6, (3.0, 3.1), plan=PLAN)
+EAGER = Remembered("eager", "one op has all the time")
 
 
 @pytest.mark.parametrize("decision", [PLANNED, EAGER], ids=["planned", "eager"])
@@ -126,7 +125,7 @@ def test_a_folder_that_may_only_be_read_still_tells_what_it_has(tmp_path, monkey
 
 
 def test_a_time_that_is_no_number_is_not_written(tmp_path, caplog):
-    DecisionStore(tmp_path).keep(ABOUT, Remembered("eager", "", float("inf"), None, None, (), None))
+    DecisionStore(tmp_path).keep(ABOUT, Remembered("eager", "", float("inf")))
     assert "the decision is not remembered" in caplog.text
     assert not list(tmp_path.iterdir())
 

@@ -10,6 +10,7 @@ import torch
 import forked
 from dynamo.remembering import OUTCOMES, trained
 from hocket.autotune import comparison
+from hocket.autotune.variant import Variant
 from hocket.dynamo import region
 from support.regions import made_regions
 
@@ -51,14 +52,13 @@ def test_another_process_recalls(tmp_path: Path) -> None:
 def test_a_region_that_has_drifted_is_not_recalled(tmp_path: Path) -> None:
     drifted: list[str] = []
     run = torch.compile(lambda x: x.exp().sin().cos(), backend="hocket", options={"cache": tmp_path})
-    torch._dynamo.reset()
     with made_regions() as made:
         for _ in range(30):
             run(torch.ones(4, 4))
         assert [each.verdict for each in made] == ["planned"]
         made[0].on_drift = lambda: drifted.append("")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(region._Drift, "note", lambda *args: not drifted)
+            patch.setattr(Variant, "has_drifted", property(lambda self: not drifted))
             patch.setattr(region, "MAX_FAST", 5)
             for _ in range(150):
                 run(torch.ones(4, 4))

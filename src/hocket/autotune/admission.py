@@ -76,11 +76,11 @@ class Admission:
             if found.captured is None:
                 reason = reason or found.reason
             elif not self.forms or len(found.captured.graph) <= MAX_OPS:
-                self._add({form: self._chained(found.captured)})
+                self.add({form: self._chained(found.captured)})
         if not self.forms:
             raise RefusedError(reason)
         if self._config.numerics == "close":
-            self._add(rewritten_forms(next(iter(self.forms.items())), self._compiler))
+            self.add(rewritten_forms(next(iter(self.forms.items())), self._compiler))
 
     def _chained(self, captured: Captured) -> Captured:
         """The captured step with its updates as chains, unless a given plan is one of the ops as they were recorded."""
@@ -106,12 +106,8 @@ class Admission:
             others = {form: one for form, one in rewritten.items() if plain_of(form) == plain}
             self.forms |= (yield from self._close(captured, others, num_steps)) if others else {}
 
-    def verify_compiled(self, compiled: Mapping[str, Captured]) -> Generator[Item, Any, None]:
-        """`verify` once more, with these forms besides."""
-        self._add(compiled)
-        yield from self.verify()
-
-    def _add(self, forms: Mapping[str, Captured]) -> None:
+    def add(self, forms: Mapping[str, Captured]) -> None:
+        """Take in further forms, which are not verified yet."""
         self.forms |= forms
         self.fingerprints |= {form: captured.graph.fingerprint for form, captured in forms.items()}
 
@@ -203,10 +199,6 @@ class Admission:
                 log.info("hocket: the form %r is left out: %s", form, one.why)
                 self.left_out[form] = f"not as close to float64 as eager: {one.why}"
         return {form: captured for form, captured in forms.items() if seen[form].holds}
-
-    def renew_guards(self) -> bool:
-        """Renew the guards on the current objects. Return False if any of them differs from the recorded state."""
-        return self.guards is not None and not self.guards.hold() and self.guards.renew()
 
     def expect_no_writes(self) -> None:
         """Raise if an eager step that was just made has changed what its graph would not."""

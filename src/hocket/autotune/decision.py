@@ -8,6 +8,7 @@ from statistics import median
 from hocket.adaptation import CoRun
 from hocket.autotune.candidate import Candidate
 from hocket.autotune.comparison import MOMENTS_DIFFER, expected_interval
+from hocket.autotune.store import Figures
 
 # Calls after which the search for a plan that was not compared with eager has paid.
 MIN_PAID = 30
@@ -28,35 +29,15 @@ class Verdict(str):
 
 
 @dataclass(frozen=True)
-class Decision:
-    """The decision of one search.
+class Decision(Figures):
+    """The decision of one search."""
 
-    Attributes:
-        kind: ``planned``, ``regions`` or ``eager``.
-        reason: the reason in one line.
-        speedup: of the best plan over eager, as a ratio of lower quartiles, or None if no plan was timed.
-        low, high: the interval of the speedup (19 of 20 resamplings) at the moment of the comparison.
-        best: the plan that runs, or None for eager.
-        candidates: all plans that were compared, with the times of their steps, the best one first.
-        eager_ms: the times of eager's steps.
-        co_runs: pairs of ops that ran side by side, as they were measured.
-        is_recalled: it was made by an earlier search and remembered.
-        left_out: forms that were not compared, each with the reason.
-        cores_of_others: what other programs used of the machine meanwhile.
-    """
-
-    kind: str
-    reason: str
-    speedup: float | None = None
-    low: float | None = None
-    high: float | None = None
-    best: Candidate | None = None
+    best: Candidate | None = None  # the plan that runs, or None for eager
+    # all plans that were compared, with the times of their steps, the best one first
     candidates: tuple[Candidate, ...] = ()
-    eager_ms: tuple[float, ...] = ()
-    co_runs: tuple[CoRun, ...] = ()
-    is_recalled: bool = False
-    left_out: tuple[tuple[str, str], ...] = ()
-    cores_of_others: float = 0.0
+    co_runs: tuple[CoRun, ...] = ()  # pairs of ops that ran side by side, as they were measured
+    is_recalled: bool = False  # it was made by an earlier search and remembered
+    left_out: tuple[tuple[str, str], ...] = ()  # forms that were not compared, each with the reason
 
     @property
     def verdict(self) -> Verdict:
@@ -66,11 +47,6 @@ class Decision:
     def candidate(self) -> Candidate | None:
         """The plan that runs, or would be the best one to run."""
         return self.best or next(iter(self.candidates), None)
-
-    @property
-    def is_clear(self) -> bool:
-        """True if one was faster, or nothing had to be compared."""
-        return self.low is None or self.high is None or not self.low <= 1 <= self.high
 
     @property
     def expected_ms(self) -> float:

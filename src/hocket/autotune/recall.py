@@ -96,17 +96,7 @@ class Recall:
                 best.steps_ms,
                 best.costs,
             )
-        self._config.store.keep(
-            self._about(),
-            Remembered(
-                decision.kind,
-                decision.reason,
-                *(decision.speedup, decision.low, decision.high),
-                decision.eager_ms,
-                plan,
-                decision.cores_of_others,
-            ),
-        )
+        self._config.store.keep(self._about(), Remembered(**decision.figures, plan=plan))
 
     def _about(self) -> dict[str, Any]:
         config = self._config
@@ -135,11 +125,8 @@ class Recall:
 
 def _decision(known: Remembered, candidate: Candidate | None) -> Decision:
     return Decision(
-        known.kind,
-        f"{known.reason}; remembered",
-        *(known.speedup, known.low, known.high),
+        **known.figures | {"reason": f"{known.reason}; remembered", "cores_of_others": 0.0},
         best=candidate if known.kind == "planned" else None,
         candidates=() if candidate is None else (candidate,),
-        eager_ms=known.eager_ms,
         is_recalled=True,
     )

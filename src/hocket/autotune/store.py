@@ -18,7 +18,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,16 @@ class RememberedPlan:
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """A decision as it is kept (see `hocket.autotune.decision.Decision`): its figures and its best plan, if any.
+class Figures:
+    """The outcome of a search or of turns, as it is stated and kept.
 
-    The kind ``"regions"`` is that of a graph of Dynamo's whose regions are faster than the graph as it stands.
-    `cores_of_others` is what other programs used of the machine meanwhile.
+    Attributes:
+        kind: ``planned``, ``eager``, or ``regions``: of a step, or of a graph of Dynamo's, whose regions are faster.
+        reason: the reason in one line.
+        speedup: of the best plan over eager, as a ratio of lower quartiles, or None if no plan was timed.
+        low, high: the interval of the speedup (19 of 20 resamplings) at the moment of the comparison.
+        eager_ms: the times of eager's steps.
+        cores_of_others: what other programs used of the machine meanwhile.
     """
 
     kind: str
@@ -68,13 +73,24 @@ class Remembered:
     low: float | None = None
     high: float | None = None
     eager_ms: tuple[float, ...] = ()
-    plan: RememberedPlan | None = None
     cores_of_others: float = 0.0
 
     @property
     def is_clear(self) -> bool:
         """True if one was faster, or nothing had to be compared."""
         return self.low is None or self.high is None or not self.low <= 1 <= self.high
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """All of these by name."""
+        return {each.name: getattr(self, each.name) for each in fields(Figures)}
+
+
+@dataclass(frozen=True)
+class Remembered(Figures):
+    """A decision as it is kept (see `hocket.autotune.decision.Decision`)."""
+
+    plan: RememberedPlan | None = None  # its best one
 
     @property
     def was_beside_others(self) -> bool:
@@ -103,10 +119,8 @@ def about_step(
 
 def document_of(about: Mapping[str, Any], found: Remembered) -> dict[str, Any]:
     """A decision and what it is about, as JSON takes it: the fields of both classes by their names."""
-    figures = dict(vars(found))
-    plan: RememberedPlan | None = figures.pop("plan")
-    kept = None if plan is None else {**vars(plan), "costs": plan.costs.document()}
-    return {"format": FORMAT, "about": dict(about), "decision": figures, "plan": kept}
+    kept = None if found.plan is None else {**vars(found.plan), "costs": found.plan.costs.document()}
+    return {"format": FORMAT, "about": dict(about), "decision": found.figures, "plan": kept}
 
 
 def read_document(reader: Reader, about: Mapping[str, Any]) -> Remembered:
@@ -132,8 +146,8 @@ def read_document(reader: Reader, about: Mapping[str, Any]) -> Remembered:
         decision["low"].optional_number(),
         decision["high"].optional_number(),
         eager_ms,
-        plan,
         decision.get("cores_of_others", 0.0).number(),
+        plan,
     )
 
 

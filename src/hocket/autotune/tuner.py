@@ -80,7 +80,8 @@ class Tuner:
     _cpu_use: CpuUse
 
     def __init__(self, config: TunerConfig, backend: Backend) -> None:
-        if _compiles(config, backend):
+        # Kernels of compiled forms need native lanes.
+        if config.numerics == "close" and config.guard and config.plan is None and isinstance(backend, CpuBackend):
             self.compiler = FormCompiler(config.store.compiled_folder)
         self.admission = Admission(config, backend, self.compiler)  # knowledge of the step so far
         self.recall = Recall(config, backend, self.admission)  # keeps decisions, and finds those that were kept
@@ -138,7 +139,8 @@ class Tuner:
     def _searched(self, drift: Drift | None) -> Generator[Item, Any, Decision]:
         self._cpu_use = CpuUse()
         if self.compiler is not None and self.compiler.is_done:
-            yield from self.admission.verify_compiled(self.compiler.take())
+            self.admission.add(self.compiler.take())
+            yield from self.admission.verify()
         profiles = yield from self._profiles()
         if self._config.guard and self._config.plan is None:
             at_once = yield from self._decided_at_once(profiles, drift)
@@ -204,7 +206,6 @@ class Tuner:
         return [(form, one) for form, one in found if len(one.graph) > len(whole[form].graph)]
 
     def _profiled(self, form: str, captured: Captured) -> Generator[TimedStep, float, Profile]:
-        """Measure the durations of ops in real steps."""
         rounds = self._backend.profiled(captured)
         steps: list[tuple[Executor, list[float]]] = []
         while True:
@@ -328,15 +329,13 @@ class Tuner:
         return Decision(
             "planned" if planned else "eager",
             reason,
-            found.speedup,
-            found.low,
-            found.high,
-            replace(best, timelines=()) if planned else None,
-            tuple(replace(candidate, timelines=()) for candidate in found.candidates),
+            *(found.speedup, found.low, found.high),
             found.eager_ms,
-            found.co_runs,
+            others,
+            best=replace(best, timelines=()) if planned else None,
+            candidates=tuple(replace(candidate, timelines=()) for candidate in found.candidates),
+            co_runs=found.co_runs,
             left_out=tuple(self.admission.left_out.items()),
-            cores_of_others=others,
         )
 
     def _settling_ms(self) -> float:
@@ -345,11 +344,6 @@ class Tuner:
     def _cores_of_others(self) -> float:
         """The cores that other programs have used in this search. Steps on a GPU or a simulated device need none."""
         return self._cpu_use.cores_of_others() if isinstance(self._backend, CpuBackend) else 0.0
-
-
-def _compiles(config: TunerConfig, backend: Backend) -> bool:
-    """Return True if compiled forms may be tried. Their kernels need native lanes."""
-    return config.numerics == "close" and config.guard and config.plan is None and isinstance(backend, CpuBackend)
 
 
 def _beside(cores: float) -> str:
