@@ -159,7 +159,6 @@ def _timeline(step: _Event, graph: Graph, scale: float) -> tuple[Timeline, tuple
 
 
 def _matched(step: _Event, graph: Graph) -> dict[_Event, str]:
-    """Map events to ops of the graph."""
     by_target: dict[str, list[str]] = defaultdict(list)
     for op in graph.ops:
         by_target[op.target.removeprefix("aten.").split(".")[0]].append(op.name)

@@ -106,7 +106,6 @@ def _scratch(captured: Captured) -> Iterator[tuple[list[Any], list[Any]]]:
 
 
 def _generators_of(calls: Iterable[Call]) -> list[torch.Generator]:
-    """The generators that calls are given."""
     leaves = tree_leaves([(call.args, call.kwargs) for call in calls])
     return [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
 

@@ -71,7 +71,6 @@ def _cpu(machine: Machine) -> Device:
 def _climbed(
     climb: Generator[Setting, Sequence[Timeline], Costs], timed: Callable[[int, str], list[Timeline]]
 ) -> Costs:
-    """Run a hill climb to its end."""
     setting = next(climb)
     while True:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -126,11 +127,8 @@ def plan_table(graph: Graph, plan: Plan) -> Table:
     table.add_column("ops", justify="right", no_wrap=True)
     table.add_column("roles", ratio=1)
     for lane in plan.lanes:
-        counts: dict[str, int] = {}
-        for name in lane.ops:
-            role = graph[name].role.replace("_", " ") if name in graph.by_name else "unknown"
-            counts[role] = counts.get(role, 0) + 1
-        roles = ", ".join(f"{role} {n:,}" for role, n in sorted(counts.items(), key=lambda item: -item[1]))
+        counts = Counter(graph[op].role if op in graph.by_name else "unknown" for op in lane.ops)
+        roles = ", ".join(f"{role.replace('_', ' ')} {n:,}" for role, n in counts.most_common())
         table.add_row(_text(lane.name), _text(lane_text(lane)), f"{len(lane.ops):,}", roles)
     return table
 
