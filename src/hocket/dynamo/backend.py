@@ -121,18 +121,14 @@ def compiled_graph(
         except TorchDynamoException:  # says how Dynamo goes on
             raise
         except Exception as error:  # noqa: BLE001  # of the user's, who gets it from the call
-            for region in parts.regions:
-                region.give_up("AOTAutograd failed")
-            return _as_it_stands(graph, f"AOTAutograd cannot trace it ({type(error).__name__}: {error})")
+            return _as_it_stands(graph, f"AOTAutograd cannot trace it ({type(error).__name__}: {error})", parts.regions)
     compiled = parts.differentiable(original, len(example_inputs)) or traced
     if not parts.regions:
         return _as_it_stands(graph, "no part of it can be planned")
     is_exact = compiled is not traced and not fills_in_zeros(graph)
     if not is_exact and parts.meta is not None and num_trained(parts.meta) > 1:
         reason = "AOTAutograd would compute with zeros where an output gets no gradient"
-        for region in parts.regions:
-            region.give_up(reason)
-        return _as_it_stands(graph, reason)
+        return _as_it_stands(graph, reason, parts.regions)
 
     def watched(*args: Any) -> Any:
         return contest.watched(traced(*args))
@@ -153,7 +149,9 @@ def compiled_graph(
     return contest
 
 
-def _as_it_stands(graph: fx.GraphModule, reason: str) -> Callable[..., Any]:
+def _as_it_stands(graph: fx.GraphModule, reason: str, made: Sequence[Region] = ()) -> Callable[..., Any]:
+    for region in made:
+        region.give_up(reason)
     log.info("hocket: a graph runs as it stands: %s", reason)
     return unchanged(graph)
 
