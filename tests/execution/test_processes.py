@@ -18,7 +18,7 @@ from quick import covering
 SECONDS = 120  # far more than any of this takes: only a process that hangs gets there
 
 TRAINED = """
-    import os, sys
+    import os, signal, sys
     import torch
     from torch import nn
     import hocket
@@ -39,6 +39,16 @@ TRAINED = """
         return loss.detach()
 
     batch = torch.randn({rows}, {width})
+
+    def on_both_sides(run):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # a child that hangs ends by itself
+        print("parent" if child else "child", run(), flush=True)
+        if child == 0:
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        sys.exit(status)
 """
 SMALL, LARGE = {"width": 4, "rows": 3}, {"width": 300, "rows": 300}
 
@@ -74,6 +84,13 @@ def run(kind: str, script: str, begin: str = BEGIN, status: int = 0) -> subproce
     done = forked.run(textwrap.dedent(begin) + textwrap.dedent(script), kind, finalize=True)
     assert done.returncode == status, done.stderr
     return done
+
+
+def check_said_the_same(done: subprocess.CompletedProcess[str]) -> None:
+    """Parent and child went on from the same state."""
+    child, parent = sorted(line.partition(" ") for line in done.stdout.splitlines())
+    assert (child[0], parent[0]) == ("child", "parent")
+    assert child[2] == parent[2]
 
 
 def test_an_interpreter_that_was_started_anew_ends_while_lanes_wait():
@@ -115,23 +132,8 @@ def test_the_interpreter_ends_after_a_step_that_failed(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fork_gets_lanes_of_its_own_and_the_parents_go_on(kind):
-    done = run(
-        kind,
-        """
-        planned(batch)
-        child = os.fork()
-        losses = [planned(batch).item() for _ in range(3)]
-        if child == 0:
-            print("child", losses, flush=True)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        print("parent", losses)
-        sys.exit(status)
-        """,
-    )
-    lines = sorted(line.partition(" ") for line in done.stdout.splitlines())
-    assert [line[0] for line in lines] == ["child", "parent"]
-    assert lines[0][2] == lines[1][2], "both went on from the same state"
+    done = run(kind, "planned(batch); on_both_sides(lambda: [planned(batch).item() for _ in range(3)])")
+    check_said_the_same(done)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -156,46 +158,34 @@ def test_a_fork_may_close_or_forget_lanes_that_stayed_behind(kind):
 @pytest.mark.parametrize(("widths", "kind"), covering([pytest.param((2,)), pytest.param((2, 1))], KINDS))
 def test_wide_ops_go_on_after_a_fork_where_openmp_would_wait_for_ever(kind, widths):
     lanes = ", ".join(f"Lane('x{n}', order[{n}::{len(widths)}], width={width})" for n, width in enumerate(widths))
-    run(
+    done = run(
         kind,
         f"""
-        import signal
         torch.set_num_threads(2)
         large = torch.randn(500, 500)
         for _ in range(3):
             large @ large, large.exp()  # a team of two on this thread, which a child does not have
         planned = executor(captured, Plan(({lanes},)), kind=sys.argv[1])
         planned(batch)
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)  # a child that hangs ends by itself
-        losses = [planned(batch).item() for _ in range(3)]
-        if child == 0:
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        sys.exit(status)
+        on_both_sides(lambda: [planned(batch).item() for _ in range(3)])
         """,
         begin=TRAINED.format(threads=1, **LARGE) + EXECUTED,
     )
+    check_said_the_same(done)
 
 
 def test_widths_are_tried_after_a_fork_where_openmp_would_wait_for_ever():
-    run(
+    done = run(
         "python",
         """
-        import signal
         from hocket.profiling.exact_widths import ExactWidths
         captured = capture(step, model, optimizer, batch)
         before = ExactWidths(1).of(captured, (1, 2))  # with a team of two on this thread
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)  # a child that hangs ends by itself
-            os._exit(ExactWidths(1).of(captured, (1, 2)) != before)
-        _, status = os.waitpid(child, 0)
-        sys.exit(status)
+        on_both_sides(lambda: ExactWidths(1).of(captured, (1, 2)) == before)
         """,
         begin=TRAINED.format(threads=1, **LARGE),
     )
+    assert sorted(done.stdout.splitlines()) == ["child True", "parent True"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -215,21 +205,17 @@ def test_a_scheduled_step_goes_on_in_parent_and_child(kind):
         sys.setprofile(note)
         step(batch)
         assert len(eager) == 1
-        child = os.fork()
-        losses = [fast(batch).item() for _ in range(12)]
-        assert len(eager) <= 2, "the plan runs, not the step; one step of these may be audited"
-        if child == 0:
-            print("child", losses, flush=True)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        print("parent", losses)
-        sys.exit(status)
+
+        def go_on():
+            losses = [fast(batch).item() for _ in range(12)]
+            assert len(eager) <= 2, "the plan runs, not the step; one step of these may be audited"
+            return losses
+
+        on_both_sides(go_on)
         """,
         begin=SCHEDULED,
     )
-    lines = sorted(line.partition(" ") for line in done.stdout.splitlines())
-    assert [line[0] for line in lines] == ["child", "parent"]
-    assert lines[0][2] == lines[1][2], "both went on from the same state"
+    check_said_the_same(done)
 
 
 @pytest.mark.parametrize(
