@@ -94,12 +94,6 @@ def test_every_rewritten_form_is_close(optimizer: str) -> None:
         assert seen.holds, (form, seen.why)
 
 
-def test_an_alpha_that_is_dropped_is_caught() -> None:
-    found = case()
-    wrong = altered(found.plain, updates(found.plain), lambda call: replace(call, kwargs={}))
-    assert not found.closeness(wrong).holds
-
-
 def test_a_rate_of_the_past_is_caught_by_moving_it() -> None:
     found = case()
     numbers = found.plain.numbers(found.batch)
@@ -117,27 +111,25 @@ def test_a_rate_of_the_past_is_caught_by_moving_it() -> None:
     assert Closeness().and_sample(unmoved["form"]).holds, "a rate that does not move shows nothing"
 
 
-@pytest.mark.parametrize("momentum", [0.11, 0.1001])
-def test_a_wrong_running_mean_is_caught(momentum: float) -> None:
+def has_wrong_mean(momentum: float) -> Callable[[Call], Call]:
+    return lambda call: replace(call, args=(*call.args[:6], momentum, *call.args[7:]))
+
+
+@pytest.mark.parametrize(
+    ("op", "change", "where"),
+    [
+        (aten.add_.Tensor, lambda call: replace(call, kwargs={}), ""),  # an alpha that is dropped
+        (aten.native_batch_norm.default, has_wrong_mean(0.11), "running_"),
+        (aten.native_batch_norm.default, has_wrong_mean(0.1001), "running_"),
+        (aten.bernoulli_.float, lambda call: replace(call, args=(call.args[0], 0.7)), ""),
+    ],
+)
+def test_a_wrong_number_of_an_op_is_caught(op: Any, change: Callable[[Call], Call], where: str) -> None:
     found = case()
-
-    def other(call: Call) -> Call:
-        return replace(call, args=(*call.args[:6], momentum, *call.args[7:]))
-
-    wrong = altered(found.plain, lambda call: call.func is aten.native_batch_norm.default, other)
-    seen = found.closeness(wrong)
+    which = updates(found.plain) if op is aten.add_.Tensor else lambda call: call.func is op
+    seen = found.closeness(altered(found.plain, which, change))
     assert not seen.holds
-    assert "running_" in seen.why
-
-
-def test_a_changed_dropout_is_caught() -> None:
-    found = case()
-    wrong = altered(
-        found.plain,
-        lambda call: call.func is aten.bernoulli_.float,
-        lambda call: replace(call, args=(call.args[0], 0.7)),
-    )
-    assert not found.closeness(wrong).holds
+    assert where in seen.why
 
 
 def test_random_numbers_that_are_drawn_in_another_order_are_caught() -> None:
@@ -223,9 +215,9 @@ def test_a_step_that_returns_a_list_of_its_own_state_is_sampled_and_made_once() 
     torch.testing.assert_close(other, weight)
 
 
-def in_steps(*distances: tuple[float, float]) -> Closeness:
+def in_steps(*distances: tuple[float, float], audited: bool = False) -> Closeness:
     """Distances of one gradient, eager's and the form's, step by step."""
-    seen = Closeness()
+    seen = Closeness(audited=audited)
     for eager, form in distances:
         seen = seen.and_sample({"w.grad": Distance("gradient", 1.0, 1e-7, eager, form)})
     return seen
@@ -313,22 +305,12 @@ def test_in_float64_a_value_that_is_all_rounding_passes_and_a_wrong_tiny_one_doe
 
 
 def test_what_a_flipped_relu_does_to_eager_in_one_audit_is_allowed_in_all() -> None:
-    def step(eager: float, form: float) -> dict[str, Distance]:
-        return {"w.grad": Distance("gradient", 1.0, 1.2e-7, eager=eager, form=form)}
-
-    steps = [step(1e-7, 9e-6), step(4e-6, 9e-6), *[step(1e-7, 9e-6)] * (MAX_SAMPLES - 2)]
-    wrong = [step(each["w.grad"].eager, 1e-3) for each in steps]
-
-    def judged(found: list[dict[str, Distance]], audited: bool) -> bool:
-        seen = Closeness(audited=audited)
-        for each in found:
-            seen = seen.and_sample(each)
-        return seen.holds
-
-    assert judged(steps, audited=True)
-    assert not judged(steps, audited=False)
-    assert not judged(wrong, audited=True)
-    assert not judged([step(1e-7, 9e-6)] * MAX_SAMPLES, audited=True), "eager met none"
+    usual = (1e-7, 9e-6)
+    steps = [usual, (4e-6, 9e-6), *[usual] * (MAX_SAMPLES - 2)]
+    assert in_steps(*steps, audited=True).holds
+    assert not in_steps(*steps).holds
+    assert not in_steps(*((eager, 1e-3) for eager, _ in steps), audited=True).holds
+    assert not in_steps(*[usual] * MAX_SAMPLES, audited=True).holds, "eager met none"
 
 
 @pytest.fixture(scope="module")
