@@ -6,7 +6,10 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 
 #include <c10/util/SmallVector.h>
 

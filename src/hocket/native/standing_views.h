@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/ops/empty.h>
 #include <ATen/core/DimVector.h>
 #include <ATen/core/ivalue.h>
 
