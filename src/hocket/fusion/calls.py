@@ -32,11 +32,10 @@ from hocket.fusion.kinds import CallSpec, Kind, autocast, modes, repeated
 from hocket.fusion.known_functions import NOTHING
 from hocket.fusion.loss import buffers_in, kind_of, per_model_loss
 from hocket.fusion.one_by_one import one_by_one
-from hocket.fusion.program import FusedProgram
+from hocket.fusion.program import FusedProgram, Settings, warn_without_rule
 from hocket.fusion.programs import MAX_PROGRAMS, Bounded, Programs, Unfused, World
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.stacked import Stacked, as_tensors, unwrap
-from hocket.fusion.steps import Settings, warn_without_rule
 from hocket.fusion.store import Snapshot, Store, restored
 
 NEAR = 3.0  # times the fastest: what lanes can win back on models one by one

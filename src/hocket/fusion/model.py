@@ -25,7 +25,7 @@ from hocket.fusion.compare import check_layers, compare
 from hocket.fusion.contest import Choice
 from hocket.fusion.coupling import warn_of_coupling, warn_of_layers
 from hocket.fusion.inputs import ModelAxis
-from hocket.fusion.steps import Settings
+from hocket.fusion.program import Settings
 from hocket.fusion.store import Store
 from hocket.heap import keep_freed_blocks
 

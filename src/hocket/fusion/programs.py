@@ -24,12 +24,11 @@ from hocket.fusion.gradients import ASKED
 from hocket.fusion.kinds import CallSpec, Kind
 from hocket.fusion.known_functions import LAYOUT, NOTHING
 from hocket.fusion.one_by_one import one_by_one
-from hocket.fusion.program import FusedProgram
+from hocket.fusion.program import FusedProgram, Settings
 from hocket.fusion.questions import TOO_MANY, Questions
 from hocket.fusion.record import recorded
 from hocket.fusion.shared_objects import attributes_of
 from hocket.fusion.stacked import unwatched
-from hocket.fusion.steps import Settings
 from hocket.fusion.store import Store
 from hocket.fusion.traced import RecordedForward, Traced, merged
 from hocket.fusion.watching import ForwardWatch

@@ -18,8 +18,7 @@ import torch
 from hocket.fusion.stacked import as_type_of, part
 
 if TYPE_CHECKING:
-    from hocket.fusion.program import FusedProgram
-    from hocket.fusion.steps import Step
+    from hocket.fusion.program import FusedProgram, Step
 
 FILENAME = "<hocket.fuse: one program>"
 
