@@ -19,7 +19,7 @@ from benchmarks.bench import table_of
 from benchmarks.fuse.targets import Target, Training, named, step_of
 from benchmarks.turns import in_turns
 from hocket.search.group import MAX_SLOTS
-from hocket.search.policy import AllEpochs, Hyperband, Move, Policy
+from hocket.search.policy import Hyperband, Move, Policy, Schedules
 
 SIZES = (1, 4, 16, 32)
 SEARCHES = 20  # simulated ones of each setting
@@ -49,9 +49,7 @@ class Setting:
 
     def policy(self) -> Policy:
         """A new policy of this search."""
-        if self.hyperband is None:
-            return AllEpochs(self.epochs, maximize=False)
-        return self.hyperband.policy(self.trials, self.epochs, maximize=False)
+        return (self.hyperband or Schedules()).policy(self.trials, self.epochs, maximize=False)
 
 
 # PointNet's and MobileNet's columns of Table 11. Either has two infusible parameters of two values.

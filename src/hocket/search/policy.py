@@ -68,26 +68,16 @@ class Policy(ABC):
         return (-value if self.maximize else value, number)
 
 
-class Schedules(ABC):
-    """A way to spend epochs: what a user hands to `hocket.tune` as ``halving=``."""
+class Schedules:
+    """A way to spend epochs: ``halving=`` of `hocket.tune`. By itself it lets every trial go all epochs."""
 
     def trials(self, epochs: int) -> int | None:
         """The number of trials needed, or None if the user chooses it."""
         return None
 
-    @abstractmethod
     def policy(self, trials: int, epochs: int, maximize: bool) -> Policy:
         """The policy of one search."""
-
-
-class AllEpochs(Policy):
-    """Every trial goes all epochs."""
-
-    def start(self, number: int) -> int:
-        return self.epochs
-
-    def report(self, number: int, epoch: int, value: float) -> Sequence[Move]:
-        return [Move(number, "complete")]
+        return LockStep(epochs, maximize, [(trials, [Rung(epochs, 0)])])
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from hocket.optim.hyper import check_whole, one_of
 from hocket.search.checkpoints import Checkpoints
 from hocket.search.fused import Runner
 from hocket.search.group import MAX_SLOTS, Ways
-from hocket.search.policy import AllEpochs, Ends, Policy, Schedules
+from hocket.search.policy import Ends, Schedules
 from hocket.search.processes import ProcessTrainer
 from hocket.search.search import Record, Search
 from hocket.search.split import Split, Train, find_split, suggest_all
@@ -132,9 +132,7 @@ def search(train: Train, space: Mapping[str, Any] | None, config: SearchConfig) 
             config.runner,
             processes,
         )
-        policy: Policy = AllEpochs(config.epochs, client.maximize)
-        if config.halving is not None:
-            policy = config.halving.policy(total, config.epochs, client.maximize)
+        policy = (config.halving or Schedules()).policy(total, config.epochs, client.maximize)
         is_known = split.why or config.fusible is not None  # else no trial can be built, which each of them says
         if processes is None and config.executor != "serial" and not split.fusible and is_known:
             why = next(iter(split.why.values()), "none is declared fusible")
