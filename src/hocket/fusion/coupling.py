@@ -19,13 +19,9 @@ from torch.optim import optimizer
 from hocket.pystate.origins import is_user_code, level_of_user
 
 OPTIMIZERS = {
-    getattr(torch.optim, name): what
-    for name, what in {
-        "LBFGS": "one direction and one length of a step for all parameters",
-        "Adafactor": "averages over the axes of a parameter, of which the first one is the models'",
-        "Muon": "a matrix as a whole, and rows of stacked vectors are models",
-    }.items()
-    if hasattr(torch.optim, name)
+    torch.optim.LBFGS: "one direction and one length of a step for all parameters",
+    torch.optim.Adafactor: "averages over the axes of a parameter, of which the first one is the models'",
+    torch.optim.Muon: "a matrix as a whole, and rows of stacked vectors are models",
 }
 
 

@@ -40,10 +40,6 @@ def autocast() -> tuple[tuple[bool, torch.dtype], ...]:
     return tuple([(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")])
 
 
-class _Unknown:
-    """An argument that cannot be compared. It equals nothing, so that its call is not cached."""
-
-
 def _key(leaf: Any) -> Any:
     """The class and value of an argument."""
     if isinstance(leaf, (bool, int, str, bytes, type(None), type, torch.dtype, torch.device, enum.Enum)):
@@ -52,7 +48,7 @@ def _key(leaf: Any) -> Any:
         return type(leaf), repr(leaf)
     if type(leaf).__module__ == "numpy" and hasattr(leaf, "tobytes") and not leaf.dtype.hasobject:
         return type(leaf), leaf.shape, leaf.dtype.str, leaf.tobytes()
-    return _Unknown()
+    return object()  # it equals nothing, so that the call is not cached
 
 
 class Kind:
