@@ -85,6 +85,7 @@ def test_calls_run_by_each_plan_in_turns_and_then_by_the_faster_one(faster, monk
     others = [number for number, plan in enumerate(log) if plan is not faster]
     assert 2 <= len(others) <= 2 * CALL_ROUNDS
     assert max(others) < 4 * CALL_ROUNDS, "the winner alone from then on"
+    assert not call._runs, "a loser is let go of"
 
 
 def test_calls_of_two_kinds_are_each_judged_by_their_own_time(monkeypatch):
@@ -102,14 +103,6 @@ def test_calls_of_two_kinds_are_each_judged_by_their_own_time(monkeypatch):
         "long": (ALL, True),
         "short": (ONE, True),
     }
-
-
-def test_a_loser_is_let_go_of(monkeypatch):
-    clock = Clock(monkeypatch)
-    call, _ = contested({ONE: clock.taking(2.0, [], ONE), ALL: clock.taking(1.0, [], ALL)})
-    for _ in range(4 * CALL_ROUNDS):
-        call()
-    assert not call._runs
 
 
 def test_models_one_at_a_time_have_no_turn_where_a_call_is_faster_than_they_are_at_least(monkeypatch):

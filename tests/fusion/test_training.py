@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hocket
-from optim.twins import of_model
+from optim.twins import cut, of_model
 
 STEPS = 50
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -71,8 +71,8 @@ class Runs:
         classes = self.models[0](self.batches[0]).shape[-1]
         self.models = made(make, num_models)  # that call moved running statistics
         self.targets = [torch.randint(0, classes, batch.shape[:1]) for batch in self.batches]
-        options = {key: first(value, num_models) for key, value in OPTIMIZERS[optimizer].items()}
-        arguments = {key: first(value, num_models) for key, value in SCHEDULERS[scheduler].items()}
+        options = {key: cut(value, num_models) for key, value in OPTIMIZERS[optimizer].items()}
+        arguments = {key: cut(value, num_models) for key, value in SCHEDULERS[scheduler].items()}
         if scheduler == "OneCycleLR":
             arguments["cycle_momentum"] = optimizer in ("SGD", "Adam", "AdamW")
         self.optimizer = getattr(hocket.optim, optimizer)(self.array.parameters(), **options)
@@ -145,13 +145,6 @@ class Runs:
             assert torch.equal(fused, plain), what
             return
         close(part(fused), part(plain), tolerance, what)
-
-
-def first(value: Any, num_models: int) -> Any:
-    """What belongs to the first models of an option."""
-    if isinstance(value, tuple):
-        return tuple(first(part, num_models) for part in value)
-    return value[:num_models] if isinstance(value, list) else value
 
 
 def close(fused: Tensor, plain: Tensor, tolerance: float, what: str) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch.optim import lr_scheduler as torch_schedulers
 
 from hocket import lr_scheduler
-from optim.twins import of_model
+from optim.twins import cut, of_model
 
 EPOCHS = 30
 
@@ -138,10 +138,6 @@ COMPOSITES = {
         ]
     ),
 }
-
-
-def cut(value, num_models):
-    return value[:num_models] if isinstance(value, list) else value
 
 
 def rates(optimizer, key="lr", group=0):

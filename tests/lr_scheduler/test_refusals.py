@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-import hocket
 from hocket import lr_scheduler
 from hocket.errors import InputError
 from optim.twins import Twins
@@ -14,10 +13,6 @@ from support.refusals import refused
 @pytest.fixture
 def optimizer():
     return Twins("sgd-momentum", 3).fused
-
-
-def test_the_public_names():
-    assert hocket.lr_scheduler.StepLR is lr_scheduler.StepLR
 
 
 @pytest.mark.parametrize(

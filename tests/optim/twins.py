@@ -114,13 +114,14 @@ EACH = (
 
 def options_of(case: str, num_models: int) -> dict[str, Any]:
     """The options of a case for B models."""
+    return {key: cut(value, num_models) for key, value in CASES[case][1].items()}
 
-    def cut(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(cut(part) for part in value)
-        return value[:num_models] if isinstance(value, list) else value
 
-    return {key: cut(value) for key, value in CASES[case][1].items()}
+def cut(value: Any, num_models: int) -> Any:
+    """The part of an option that belongs to the first models."""
+    if isinstance(value, tuple):
+        return tuple(cut(part, num_models) for part in value)
+    return value[:num_models] if isinstance(value, list) else value
 
 
 def of_model(value: Any, model: int) -> Any:

@@ -47,6 +47,14 @@ def train_dropped(params: dict[str, Any]) -> Training:
     return train({**params, "rate": 0.2})
 
 
+def train_diverging(params: dict[str, Any]) -> Training:
+    """One whose rate is large has no finite loss."""
+    made = train(params)
+    if params["lr"] > 0.05:
+        made.optimizer.param_groups[0]["lr"] = 1e200
+    return made
+
+
 def train_normed(params: dict[str, Any]) -> Training:
     """Batch norm, whose buffers move; SGD with a momentum of each trial; a validation set."""
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()

@@ -4,20 +4,14 @@ from dataclasses import replace
 
 import pytest
 from optuna.distributions import CategoricalDistribution
-from tests.search.pieces import accuracy, train
+from tests.search.pieces import accuracy, train, train_diverging
 from tests.search.searches import alone, as_serial, searched
 from torch.nn import functional
 
 
 def test_a_trial_that_diverges_ends_alone():
-    def some_diverge(params):
-        made = train(params)
-        if params["lr"] > 0.05:
-            made.optimizer.param_groups[0]["lr"] = 1e200
-        return made
-
     space = {"lr": CategoricalDistribution([0.01, 0.06])}
-    together, _ = as_serial(some_diverge, space, trials=8, epochs=3)
+    together, _ = as_serial(train_diverging, space, trials=8, epochs=3)
     failed = [trial for trial in together.trials if trial.state.name == "FAIL"]
     assert failed
     assert all(trial.params["lr"] == 0.06 for trial in failed)
@@ -43,38 +37,25 @@ def test_a_trial_whose_metric_raises_or_is_not_finite_ends_alone():
     assert "its metric is -inf in epoch 1" in by_rate[0.04].user_attrs["hocket:error"]
 
 
-def test_a_loss_that_raises_for_one_trial_ends_that_one():
-    def breaking(params):
-        def loss(outputs, target):
-            if params["lr"] == 0.02:
-                raise RuntimeError("no such loss")
-            return functional.cross_entropy(outputs, target)
-
-        return replace(train(params), loss=loss, metric=accuracy)
-
-    space = {"lr": CategoricalDistribution([0.01, 0.02, 0.03])}
-    study, record = searched(breaking, space, trials=9, epochs=2, executor="fused")
-    assert {trial.params["lr"] for trial in study.trials if trial.state.name == "FAIL"} == {0.02}
-    assert {each.kind for each in record.epochs} == {"fused"}
-
-
-def test_a_loss_that_raises_later_ends_that_trial_and_the_others_go_on_as_alone():
+@pytest.mark.parametrize(("after", "kinds"), [(0, {"fused"}), (12, {"fused", "serial"})])
+def test_a_loss_that_raises_ends_that_trial_and_the_others_go_on_as_alone(after, kinds):
     def breaking(params):
         calls = 0
 
         def loss(outputs, target):
             nonlocal calls
             calls += 1
-            if params["lr"] == 0.02 and calls > 12:  # in the second epoch, also after a few steps on copies
+            if params["lr"] == 0.02 and calls > after:  # at once, or in the second epoch, after a few steps on copies
                 raise RuntimeError("no more")
             return functional.cross_entropy(outputs, target)
 
         return replace(train(params), loss=loss, metric=accuracy)
 
     space = {"lr": CategoricalDistribution([0.01, 0.02, 0.03])}
-    together, record = searched(breaking, space, trials=6, epochs=6, executor="fused")
-    assert {each.kind for each in record.epochs} == {"fused", "serial"}
-    for trial in together.trials:
+    study, record = searched(breaking, space, trials=6, epochs=6, executor="fused")
+    assert {each.kind for each in record.epochs} == kinds
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE", "FAIL"}
+    for trial in study.trials:
         assert trial.state.name == ("FAIL" if trial.params["lr"] == 0.02 else "COMPLETE")
         epochs = list(trial.intermediate_values.values())
         assert epochs == pytest.approx(alone(breaking, {"lr": trial.params["lr"]}, len(epochs)), rel=1e-9)
