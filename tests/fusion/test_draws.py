@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.fusion.oracle import assert_close, assert_each
-from tests.fusion.prefer import prefer
+from tests.fusion.prefer import prefer, ways
 from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
@@ -14,7 +14,8 @@ import hocket
 from quick import covering
 
 BACKENDS = ["rule", "vmap", "loop", "auto"]
-WAYS = [*BACKENDS, "1 at a time", "1 at a time, channels last"]
+FORWARDS = ["1 at a time", "1 at a time, channels last"]
+WAYS = [*BACKENDS, *FORWARDS, *ways(images=True)]  # the last ones of losses
 pytestmark = pytest.mark.filterwarnings("ignore:hocket.fuse")
 
 
@@ -126,18 +127,24 @@ CASES |= {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
 def test_with_seeds_each_model_draws_what_it_draws_alone(name, way, monkeypatch):
-    prefer(monkeypatch, forward=way)
+    prefer(monkeypatch, way, way)
     make, shape = CASES[name]
     models, seeds, shared = [make(index).double() for index in range(3)], (11, 12, 13), len(name + way) % 2 == 0
     array = hocket.fuse(models, backend=way if way in BACKENDS else "auto", seeds=seeds, shared=shared)
     x = torch.randn(shape if shared else (3, *shape)).double()
     usual = torch.get_rng_state()
-    outs = [pytree.tree_leaves(array(x)) for _ in range(3)]
+
+    def squared(out):
+        return sum(leaf.double().square().sum() for leaf in pytree.tree_leaves(out))
+
+    by_losses = way not in (*BACKENDS, *FORWARDS)
+    outs = [[array.losses(squared, x)] if by_losses else pytree.tree_leaves(array(x)) for _ in range(3)]
     assert torch.equal(torch.get_rng_state(), usual), "models with seeds leave torch's generator alone"
     for index, (model, seed) in enumerate(zip(models, seeds, strict=True)):
         torch.manual_seed(seed)
         for number, out in enumerate(outs):
-            for fused, plain in zip(out, pytree.tree_leaves(model(x if shared else x[index])), strict=True):
+            own = model(x if shared else x[index])
+            for fused, plain in zip(out, [squared(own)] if by_losses else pytree.tree_leaves(own), strict=True):
                 assert_close(fused[index], plain, f"model {index}, pass {number}")
 
 

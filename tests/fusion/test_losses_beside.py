@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -12,11 +10,10 @@ from tests.fusion.losses import GO, OPTIMIZERS, D, Runs, X, Y, linears, plain, t
 from tests.fusion.nets import NETS, Residual
 from tests.fusion.oracle import assert_close, made
 from tests.fusion.prefer import ALL, in_one_go, prefer, ways, winner
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.fusion import executor
 from quick import covering
 
 # ------------------------------------------------------------------------------------------ isolation
@@ -82,30 +79,6 @@ def test_a_spoilt_model_leaves_the_others_bit_identical(name, way, spoilt, monke
             assert torch.equal(found[2][key], tensor), key
 
 
-@pytest.mark.parametrize("fault", ["gradient", "loss", "order"])
-def test_a_fault_in_one_group_is_caught(fault, monkeypatch):
-    prefer(monkeypatch, GO)
-    right_whole, right_loss = executor.Gathered.whole, executor.SingleExecutor._loss
-
-    def whole(self):
-        found = right_whole(self)
-        if fault == "gradient":
-            found[1] *= 1 + 1e-9
-        return found[[1, 0, *range(2, len(found))]] if fault == "order" else found
-
-    def loss(self, fn, out, targets, index):
-        found = right_loss(self, fn, out, targets, index)
-        return found * (1 + 1e-9) if fault == "loss" and index == 1 else found
-
-    monkeypatch.setattr(executor.Gathered, "whole", whole)
-    monkeypatch.setattr(executor.SingleExecutor, "_loss", loss)
-    runs = Runs(linears(), shared=True)
-    named = "loss of model 1" if fault == "loss" else "gradient of .*, model 0" if fault == "order" else "model 1"
-    runs.step(F.cross_entropy, X, (Y,))  # the plain models, recorded
-    with pytest.raises(AssertionError, match=named):
-        runs.step(F.cross_entropy, X, (Y,))
-
-
 # ---------------------------------------------------------------- what the contest leaves, what it does not
 
 
@@ -149,41 +122,6 @@ def test_each_call_leaves_the_trace_of_one_call(way, monkeypatch):
             model(x)
     assert_close(array.state_dict()["3.0.norm.running_var"], models[3][0].norm.running_var, "running_var")
     assert winner(array) == way
-
-
-@pytest.mark.parametrize("way", ways(images=True))
-def test_with_seeds_each_model_draws_what_the_plain_one_draws(way, monkeypatch):
-    prefer(monkeypatch, way)
-    make = partial(nn.Sequential, nn.Conv2d(3, 4, 3), nn.Dropout(0.4), nn.ReLU(), nn.Dropout2d(0.3), nn.Flatten())
-    models = made(lambda: copy.deepcopy(make(nn.Linear(64, 5))), 4)
-    runs = Runs(models, seeds=[5, 6, 7, 8], shared=True)
-    usual = torch.get_rng_state()
-    draws: list[Any] = [None] * 4
-
-    def own(index: int) -> tuple[Tensor]:
-        torch.manual_seed(5 + index) if draws[index] is None else torch.set_rng_state(draws[index])
-        return (x,)
-
-    def fn(out, y):
-        return F.cross_entropy(out, y)
-
-    for number in range(3):
-        torch.set_rng_state(usual)
-        x, y = torch.randn(2, 3, 6, 6, dtype=D), torch.randint(0, 5, (2,))
-        usual = torch.get_rng_state()
-
-        def own_targets(index: int, y=y) -> tuple[Tensor]:
-            draws[index] = torch.get_rng_state()
-            return (y,)
-
-        runs.step(fn, x, (y,), own, own_targets)
-        if not number:
-            torch.set_rng_state(usual)
-            twin = hocket.fuse(made(lambda: copy.deepcopy(make(nn.Linear(64, 5))), 4), seeds=[5, 6, 7, 8], shared=True)
-            torch.set_rng_state(usual)
-            twin.losses(fn, x, y)
-            assert torch.equal(torch.get_rng_state(), usual), "models with seeds leave torch's generator alone"
-    assert winner(runs.array) == way
 
 
 def test_without_seeds_every_model_has_its_own_draw(monkeypatch):

@@ -17,14 +17,13 @@ def made(case, num_models=3):
     return twins, schedulers(case, twins)[0]
 
 
-def epochs(twins, scheduler, count, offset=0):
+def epochs(twins, scheduler, count, offset=0, models=(0, 1, 2)):
+    """The rates after each of some epochs, in which these models have metrics of their own."""
     found = []
     for epoch in range(offset, offset + count):
         twins.fused.step()
-        if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
-            scheduler.step([1.0 + 0.1 * model + 0.01 * epoch for model in range(twins.fused.num_models)])
-        else:
-            scheduler.step()
+        metrics = [1.0 + 0.1 * model + 0.01 * epoch for model in models]
+        scheduler.step(*([metrics] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else []))
         found.append(rates(twins.fused))
     return found
 
@@ -73,14 +72,8 @@ def test_models_that_are_kept_keep_their_schedules(case):
         p.data, p.grad = p.data[[2, 1]].clone(), None
     twins.fused.select_models([2, 1])
     scheduler.select_models([2, 1])
-    plateau = isinstance(scheduler, lr_scheduler.ReduceLROnPlateau)
-    for epoch in range(3, 12):
-        twins.fused.step()
-        untouched.fused.step()
-        metrics = [1.0 + 0.1 * model + 0.01 * epoch for model in range(3)]
-        scheduler.step(*([[metrics[2], metrics[1]]] if plateau else []))
-        other.step(*([metrics] if plateau else []))
-        assert rates(twins.fused) == [rates(untouched.fused)[2], rates(untouched.fused)[1]]
+    expected = epochs(untouched, other, 9, offset=3)
+    assert epochs(twins, scheduler, 9, offset=3, models=(2, 1)) == [[row[2], row[1]] for row in expected]
 
 
 @pytest.mark.parametrize("case", ALL)
@@ -93,20 +86,9 @@ def test_a_refilled_slot_begins_its_schedule_anew(case):
     first = options_of("sgd-momenta", 3)["lr"][1]
     twins.fused.refill(1, lr=first)
     scheduler.refill(1)
-    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
-        pairs = [([1.0, 1.1 + 0.01 * k, 1.2 + 0.01 * k], [1.0, 1.1 + 0.01 * k, 1.2 + 0.01 * k]) for k in range(3, 9)]
-        anew = [[1.0, 1.1 + 0.01 * k, 1.2] for k in range(3, 9)]
-    else:
-        pairs, anew = [([], [])] * 6, [[]] * 6
-    for (mine, others), own in zip(pairs, anew, strict=True):
-        for optimizer in (twins.fused, untouched.fused, begun.fused):
-            optimizer.step()
-        scheduler.step(*([mine] if mine else []))
-        other.step(*([others] if others else []))
-        fresh.step(*([own] if own else []))
-        found = rates(twins.fused)
-        assert found[1] == rates(begun.fused)[1]
-        assert [found[0], found[2]] == [rates(untouched.fused)[0], rates(untouched.fused)[2]]
+    sides = [epochs(*each, 6, offset=3) for each in ((twins, scheduler), (untouched, other), (begun, fresh))]
+    for found, expected, anew in zip(*sides, strict=True):
+        assert found == [expected[0], anew[1], expected[2]]
 
 
 @pytest.mark.parametrize("case", COMPOSITES)

@@ -129,23 +129,6 @@ def test_no_matter_how_the_parameters_are_cut_into_chunks(case, chunk_bytes, non
         torch.testing.assert_close(p, q, rtol=1e-14, atol=0)
 
 
-def test_large_parameters_go_in_chunks(monkeypatch):
-    """More than a chunk's bytes in one bucket, and one parameter that is larger than a chunk by itself."""
-    monkeypatch.setattr(import_module("hocket.optim.chunks"), "CHUNK_BYTES", 1 << 19)
-    params = [torch.nn.Parameter(torch.randn(2, n, dtype=torch.float64)) for n in (70_000, 30_000, 40_000, 5)]
-    singles = [torch.nn.Parameter(p[1].detach().clone()) for p in params]
-    fused = optim.Adam(params, lr=[0.1, 0.2], num_models=2)
-    single = torch.optim.Adam(singles, lr=0.2)
-    for _ in range(3):
-        for p, q in zip(params, singles, strict=True):
-            p.grad = torch.randn_like(p)
-            q.grad = p.grad[1].clone()
-        fused.step()
-        single.step()
-    for p, q in zip(params, singles, strict=True):
-        torch.testing.assert_close(p[1], q, rtol=1e-12, atol=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # by torch's kernel, and op by op
 @pytest.mark.parametrize("moved", ["parameter", "strides", "exp_avg", "exp_avg_sq", "all"])
 def test_large_parameters_that_move_in_memory(moved, dtype, monkeypatch):

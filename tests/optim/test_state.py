@@ -14,6 +14,14 @@ from quick import covering
 from support.refusals import refused
 
 
+def begun(case, params):
+    """A new optimizer of a case, over parameters with these values."""
+    others, other = trained(case, steps=0)
+    for p, q in zip(params, others, strict=True):
+        q.data = p.data.clone()
+    return others, other
+
+
 def go_on(params, optimizer, steps=3):
     for step in range(100, 100 + steps):
         set_gradients(params, step, range(optimizer.num_models))
@@ -59,9 +67,7 @@ def test_the_fused_optimizer_goes_on_where_torch_stopped(case):
 def test_a_round_trip_keeps_every_bit(case):
     params, optimizer = trained(case)
     states = optimizer.unfuse()
-    other_params, other = trained(case, steps=0)
-    for p, q in zip(params, other_params, strict=True):
-        q.data = p.data.clone()
+    other_params, other = begun(case, params)
     other.load_unfused(states)
     for state, again in zip(states, other.unfuse(), strict=True):
         same_state(again, state)
@@ -90,9 +96,7 @@ def test_saved_and_loaded(case, frozen):
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
-    other_params, other = trained(case, steps=0)
-    for p, q in zip(params, other_params, strict=True):
-        q.data = p.data.clone()
+    other_params, other = begun(case, params)
     other.load_state_dict(torch.load(file, weights_only=True))
     assert other.frozen == optimizer.frozen
     for state, again in zip(optimizer.unfuse(), other.unfuse(), strict=True):

@@ -1,5 +1,6 @@
 """Optuna's studies: whose trials, which direction, what is enqueued, who stops it, and what goes wrong."""
 
+import io
 import sqlite3
 import sys
 from dataclasses import replace
@@ -181,24 +182,14 @@ def test_memory_bounds_how_many_are_fused():
     assert {each.kind for each in record.epochs} == {"serial"}
 
 
-class Terminal:
-    def __init__(self, is_one):
-        self.is_one, self.text = is_one, ""
-
+class Terminal(io.StringIO):
     def isatty(self):
-        return self.is_one
-
-    def write(self, text):
-        self.text += text
-
-    def flush(self):
-        pass
+        return True
 
 
 def test_progress_is_a_table_on_a_terminal_and_a_line_a_rung_elsewhere():
     seen, texts, now_s = [], [], [0.0]
-    for is_one in (True, False):
-        terminal = Terminal(is_one)
+    for terminal in (Terminal(), io.StringIO()):
         with LiveTable(terminal, clock=lambda: now_s[0]) as live:
 
             def update(search, live=live):
@@ -209,7 +200,7 @@ def test_progress_is_a_table_on_a_terminal_and_a_line_a_rung_elsewhere():
             options = {"trials": 4, "epochs": 4, "halving": Halving(eta=2), "executor": "fused"}
             study, _ = searched(train, {"lr": LR}, on_progress=update, **options)
         assert seen[-1][0].endswith(f"best value {study.best_value:.6g}")  # not that of a pruned trial
-        texts.append(terminal.text)
+        texts.append(terminal.getvalue())
     assert seen[0][0].startswith("tune: 2 of 4 trials over, 4 epochs, best value ")
     assert seen[0][1] == "  all trials: 2 of 4 slots (fused), epoch 1 to 1, 0 waiting"
     assert [line.split(",")[:2] for line in texts[1].splitlines()] == [
@@ -220,7 +211,7 @@ def test_progress_is_a_table_on_a_terminal_and_a_line_a_rung_elsewhere():
 
 
 def test_a_long_rung_says_that_it_goes_on_and_a_short_search_ends_with_its_line():
-    terminal, now_s = Terminal(False), [0.0]
+    terminal, now_s = io.StringIO(), [0.0]
     with LiveTable(terminal, clock=lambda: now_s[0]) as live:
 
         def update(search):
@@ -228,11 +219,11 @@ def test_a_long_rung_says_that_it_goes_on_and_a_short_search_ends_with_its_line(
             live.update(search)
 
         searched(train, {"lr": LR}, trials=2, epochs=6, executor="fused", on_progress=update)
-    assert [line.split(",")[1] for line in terminal.text.splitlines()] == [" 4 epochs", " 8 epochs", " 12 epochs"]
-    terminal = Terminal(False)
+    assert [line.split(",")[1] for line in terminal.getvalue().splitlines()] == [" 4 epochs", " 8 epochs", " 12 epochs"]
+    terminal = io.StringIO()
     with LiveTable(terminal, clock=lambda: 0.0) as live:
         searched(train, {"lr": LR}, trials=2, epochs=2, executor="serial", on_progress=live.update)
-    assert terminal.text.startswith("tune: 2 of 2 trials over, 4 epochs")
+    assert terminal.getvalue().startswith("tune: 2 of 2 trials over, 4 epochs")
 
 
 def test_optimizers_may_have_numbers_in_tensors():
