@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import copy
 import warnings
-from functools import cache
 
 import pytest
 import torch
-from tests.fusion.nets import NETS
+from tests.fusion.nets import NETS, VANISHING
 from tests.fusion.oracle import made
 from torch import nn
-from torch.nn import functional as F
 
 import hocket
 
 
-@cache
-def has_bfloat16_lstm() -> bool:
-    """Torch has none on a processor without AVX-512."""
+def skip_without_lstm() -> None:
+    """Torch has no LSTM in bfloat16 on a processor without AVX-512."""
     with torch.autocast("cpu", torch.bfloat16):
         try:
             nn.LSTM(2, 2)(torch.zeros(1, 1, 2))
         except RuntimeError as error:
             if "primitive descriptor" not in str(error):
                 raise
-            return False
-    return True
-
-
-def skip_without_lstm(name: str) -> None:
-    if name == "words" and not has_bfloat16_lstm():
-        pytest.skip("torch has no LSTM in bfloat16 on a CPU without AVX-512")
+            pytest.skip("torch has no LSTM in bfloat16 on a CPU without AVX-512")
 
 
 @pytest.mark.parametrize("backend", ["rule", "vmap", "loop", "auto"])
@@ -41,7 +32,8 @@ def test_under_autocast_outputs_are_those_of_single_models_under_autocast(name, 
 
     torch's vmap (2.13) adds a linear layer's bias in single precision: there the result has more digits than alone.
     """
-    skip_without_lstm(name)
+    if name == "words":
+        skip_without_lstm()
     make, given = NETS[name]
     models = [model.float() for model in made(make, 3)]
     x = given()
@@ -59,28 +51,8 @@ def test_under_autocast_outputs_are_those_of_single_models_under_autocast(name, 
         expected.float().square().sum().backward()
         assert all(p.grad is not None for p in model.parameters())
     out.float().square().sum().backward()
-    for name_, p in models[1].named_parameters():
-        gradient = array._store.tensor(name_).tensor.grad
-        assert gradient is not None
+    for path, p in models[1].named_parameters():
+        gradient = array._store.tensor(path).tensor.grad
         assert gradient.dtype == p.grad.dtype == torch.float32, "parameters stay in single precision"
-
-
-@pytest.mark.parametrize("name", NETS)
-def test_under_autocast_every_model_trains(name):
-    skip_without_lstm(name)
-    make, given = NETS[name]
-    array = hocket.fuse([model.float() for model in made(make, 3)], backend="rule", shared=True)
-    optimizer = hocket.optim.Adam(array.parameters(), lr=[1e-2, 3e-3, 2e-2])
-    x = given()
-    x = x.float() if x.is_floating_point() else x
-    y = torch.arange(len(x)) % 5
-    lost = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            out = array(x)
-        losses = array.loss(F.cross_entropy, out.float(), y)
-        losses.backward()
-        optimizer.step()
-        lost.append(losses.detach())
-    assert (lost[-1] < lost[0]).all()
+        if path not in VANISHING.get(name, ()):
+            assert (gradient[1] - p.grad).abs().max() <= 0.1 * p.grad.abs().max(), path
