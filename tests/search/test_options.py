@@ -1,6 +1,5 @@
 """What a `Training` may ask for beside a plain loop: values equal those of the loop that one would write by hand."""
 
-import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +14,7 @@ from torch.nn import functional
 
 import hocket
 from hocket import Halving, Training
-from hocket.search.data import RandomState, joined, updates
+from hocket.search.data import RandomState, joined
 from support.refusals import refused
 
 SPACE = {"lr": LR, "limit": FloatDistribution(0.01, 0.5)}
@@ -297,15 +296,6 @@ def test_other_options_are_named(options, words):
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(plain.optimizer)
     words = "ReduceLROnPlateau steps with the metric"
     refused(words, replace, plain, scheduler=plateau, scheduler_interval="batch")
-
-
-@pytest.mark.parametrize(("length", "accumulate"), list(itertools.product([1, 2, 3, 7], [1, 2, 3, 10])))
-def test_each_batch_is_part_of_one_step(length, accumulate):
-    marks = [(begins, ends) for _, _, begins, ends in updates([(place, place) for place in range(length)], accumulate)]
-    assert len(marks) == length
-    assert sum(begins for begins, _ in marks) == sum(ends for _, ends in marks) == -(-length // accumulate)
-    assert marks[0][0]
-    assert marks[-1][1]
 
 
 def test_outputs_of_any_form_are_joined():

@@ -1,7 +1,6 @@
 """Which parameters are fusible is found by building; groups agree on the others."""
 
 import itertools
-import random
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch.nn import functional
 
 from hocket import Training
 from hocket.errors import HocketError, InputError
-from hocket.search.split import Split, built, difference, find_split, signature
+from hocket.search.split import built, difference, find_split, signature
 
 EVERY = {
     "lr": LR,
@@ -59,20 +58,6 @@ def test_what_changes_shapes_options_or_classes_is_infusible():
 def test_a_search_over_all_of_them_gives_the_values_of_each_alone():
     _, record = as_serial(train_every, EVERY, trials=12, epochs=2)
     assert len(record.groups) > 2
-
-
-def test_a_hundred_thousand_proposals_are_grouped():
-    drawn = random.Random(0)
-    split = Split(("lr", "beta"), ("width", "batch", "kind"))
-    kinds = ["adam", "sgd", None]
-    proposals = [
-        {"lr": drawn.random(), "width": drawn.choice([8, 16, 32]), "batch": drawn.choice([8, 16]), "kind": kinds[n % 3]}
-        for n in range(100_000)
-    ]
-    groups = {}
-    for number, params in enumerate(proposals):
-        groups.setdefault(split.key(params), []).append(number)
-    assert len(groups) == 18
 
 
 def test_a_space_with_nothing_fusible_trains_one_at_a_time_and_says_so(caplog):
