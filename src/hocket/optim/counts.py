@@ -31,12 +31,15 @@ KERNELS = ("foreach", "fused", "capturable", "differentiable")  # torch's choice
 FLAGS = ("amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov")  # they choose code, not numbers
 
 
-class Options(torch.optim.Optimizer):
-    """The part of `hocket.optim.base.FusedOptimizer` that keeps options, and checks them."""
+class Counted(torch.optim.Optimizer):
+    """The part of `hocket.optim.base.FusedOptimizer` that keeps options and counts steps, frozen models left out."""
 
     bounds: ClassVar[Mapping[str, Bound]]
+    counters: ClassVar[Mapping[str, float]] = {"step": 0.0}
     _slots: Slots
     _hocket_version: int
+    _frozen: list[bool]
+    _per_model_steps: bool  # whether each model's steps are counted on their own
 
     @property
     def num_models(self) -> int:
@@ -118,73 +121,6 @@ class Options(torch.optim.Optimizer):
                     group[key] = self.settled(key, group[key], largest(group["params"]).device)
                     break
 
-
-def signature_of(torch_class: type) -> inspect.Signature:
-    """The arguments of a fused optimizer: torch's, without those of its kernels, and its own."""
-    own = [
-        parameter for parameter in inspect.signature(torch_class).parameters.values() if parameter.name not in KERNELS
-    ]
-    for name, default in (("num_models", None), ("nonfinite", "step")):
-        own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
-    return inspect.Signature(own)
-
-
-def options_of(kind: type[Options], arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """The options of an optimizer by the names, places and defaults of torch's, without those of its kernels."""
-    for name in KERNELS:
-        if named.pop(name, None):
-            raise InputError(f"{name}: {kind.__name__} of fused models has no such option, got True")
-    bound = inspect.signature(kind).bind(None, *arguments, **named)
-    bound.apply_defaults()
-    return {name: value for name, value in bound.arguments.items() if name in FLAGS or name in kind.bounds}
-
-
-def groups_of(params: Any) -> list[dict[str, Any]]:
-    """Parameter groups with their parameters in lists. A name beside a parameter stays there."""
-    if isinstance(params, torch.Tensor):
-        raise InputError(f"params: expected parameters in a list, or groups of them, got one of shape {params.shape}")
-    found = list(params)
-    if not found:
-        raise InputError("params: expected at least one parameter, got an empty list")
-    groups = found if isinstance(found[0], dict) else [{"params": found}]
-    checked = []
-    for number, group in enumerate(groups):
-        if not isinstance(group, dict) or "params" not in group:
-            raise InputError(f"params: expected group {number} to be a dict with 'params', got {group!r}")
-        inside = group["params"]
-        checked.append({**group, "params": [inside] if isinstance(inside, torch.Tensor) else list(inside)})
-    return checked
-
-
-def _pair(value: Any, num_models: int) -> tuple[Any, Any]:
-    """``betas``: ``(beta1, beta2)``, each one number or B in a list, or a list of B tuples of two numbers."""
-    if isinstance(value, list) and value and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
-        if len(value) != num_models:
-            raise InputError(f"betas: expected {num_models} pairs, one for each model, got {len(value)}: {value!r}")
-        return [first for first, _ in value], [second for _, second in value]
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise InputError(f"betas: expected a pair, each one number or {num_models} in a list, got {value!r}")
-    return value[0], value[1]
-
-
-def count_dtype() -> torch.dtype:
-    """The dtype of the step counts of torch's optimizers."""
-    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-
-
-def step_of(state: dict[str, Any]) -> Number:
-    """The number of steps that a parameter has seen, one or B; 0 if not counted."""
-    count = state.get("step")
-    return 0.0 if count is None else count if count.dim() else count.item()
-
-
-class Counted(Options):
-    """The part of `hocket.optim.base.FusedOptimizer` that counts the steps of models, frozen ones left out."""
-
-    counters: ClassVar[Mapping[str, float]] = {"step": 0.0}
-    _frozen: list[bool]
-    _per_model_steps: bool  # whether each model's steps are counted on their own
-
     @property
     def frozen(self) -> tuple[bool, ...]:
         """For each model, True if it is frozen."""
@@ -251,3 +187,62 @@ class Counted(Options):
                 if (p in resting or absent.get(p)) and same not in known:  # it may share one with others so far
                     count = count.clone()
                 entries[key] = known.setdefault(same, count)
+
+
+def signature_of(torch_class: type) -> inspect.Signature:
+    """The arguments of a fused optimizer: torch's, without those of its kernels, and its own."""
+    own = [
+        parameter for parameter in inspect.signature(torch_class).parameters.values() if parameter.name not in KERNELS
+    ]
+    for name, default in (("num_models", None), ("nonfinite", "step")):
+        own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
+    return inspect.Signature(own)
+
+
+def options_of(kind: type[Counted], arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """The options of an optimizer by the names, places and defaults of torch's, without those of its kernels."""
+    for name in KERNELS:
+        if named.pop(name, None):
+            raise InputError(f"{name}: {kind.__name__} of fused models has no such option, got True")
+    bound = inspect.signature(kind).bind(None, *arguments, **named)
+    bound.apply_defaults()
+    return {name: value for name, value in bound.arguments.items() if name in FLAGS or name in kind.bounds}
+
+
+def groups_of(params: Any) -> list[dict[str, Any]]:
+    """Parameter groups with their parameters in lists. A name beside a parameter stays there."""
+    if isinstance(params, torch.Tensor):
+        raise InputError(f"params: expected parameters in a list, or groups of them, got one of shape {params.shape}")
+    found = list(params)
+    if not found:
+        raise InputError("params: expected at least one parameter, got an empty list")
+    groups = found if isinstance(found[0], dict) else [{"params": found}]
+    checked = []
+    for number, group in enumerate(groups):
+        if not isinstance(group, dict) or "params" not in group:
+            raise InputError(f"params: expected group {number} to be a dict with 'params', got {group!r}")
+        inside = group["params"]
+        checked.append({**group, "params": [inside] if isinstance(inside, torch.Tensor) else list(inside)})
+    return checked
+
+
+def _pair(value: Any, num_models: int) -> tuple[Any, Any]:
+    """``betas``: ``(beta1, beta2)``, each one number or B in a list, or a list of B tuples of two numbers."""
+    if isinstance(value, list) and value and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
+        if len(value) != num_models:
+            raise InputError(f"betas: expected {num_models} pairs, one for each model, got {len(value)}: {value!r}")
+        return [first for first, _ in value], [second for _, second in value]
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise InputError(f"betas: expected a pair, each one number or {num_models} in a list, got {value!r}")
+    return value[0], value[1]
+
+
+def count_dtype() -> torch.dtype:
+    """The dtype of the step counts of torch's optimizers."""
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+
+
+def step_of(state: dict[str, Any]) -> Number:
+    """The number of steps that a parameter has seen, one or B; 0 if not counted."""
+    count = state.get("step")
+    return 0.0 if count is None else count if count.dim() else count.item()
