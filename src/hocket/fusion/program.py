@@ -239,38 +239,37 @@ def _per_model(tree: Any) -> list[ModelValues]:
 def make_step(store: Store, settings: Settings, traced: Traced, node: fx.Node, place: int) -> Step:
     """The step of one op or separate block, and what may stand in for its rule."""
     layer = traced.layer(node)
-    if node.op == "call_module":
-        return _block_step(store, store.group(store.separate_index[layer]), layer, place, node)
-    target: Any = node.target
-    name: str = op_name(target) or getattr(target, "__name__", None) or str(target)
-    is_known, rule = isinstance(target, str) or op_name(target) is not None, find(target)
-    if node.op == "call_method":
-        target = getattr(Tensor, str(node.target))
-    plain = target
-    activate = in_place(node)
-    if activate is not None:
-        plain, rule = activate, _activated(activate)
     orders = node.meta.get("orders", ()) if store.seeds is not None else ()
+    if node.op == "call_module":  # a block of which each model has its own
+        blocks = store.group(store.separate_index[layer])
+        context = OpContext(layer, type(blocks[0]).__name__, tuple(blocks), orders=orders, memory=store.memory)
+        call = _caller(store, context, None, True)
+        return Step(place, layer, context.name, call, ["separate"], alone=_drawing(store, blocks))
+    target: Any = node.target
+    known, rule = op_name(target), find(target)
+    name: str = known or getattr(target, "__name__", None) or str(target)
+    plain = target = getattr(Tensor, target) if node.op == "call_method" else target
+    if (activate := in_place(node)) is not None:
+        plain, rule = activate, lambda context, input, *options, **named: Stacked(activate(input.tensor))
     context = OpContext(layer, name, (target,) * store.num_models, orders=orders, memory=store.memory)
-    draws = name in DRAWS or not is_known
-    step = Step(place, layer, name, _caller(store, context, rule, draws), _backends(store, settings, draws))
-    step.orders = () if is_write(name) else orders
-    if name in WITHOUT_VMAP:
-        step.backends = [backend for backend in step.backends if backend != "vmap"]
+    draws = name in DRAWS or known is None
+    backends = BACKENDS.get(settings.backend, ["rule", "vmap", "loop"])
     if name in STRIDED:
-        step.backends = ["rule"]  # a model's part of a stacked tensor lies elsewhere in memory than alone
-    step.draws, step.takes_numbers = draws, name in NUMBERS or name in WITH_RATES
-    step.alone = _drawing(store, [plain] * store.num_models) if draws else [plain] * store.num_models
-    return step
-
-
-def _block_step(store: Store, blocks: list[nn.Module], layer: str, place: int, node: fx.Node) -> Step:
-    """A block of which each model has its own."""
-    orders = node.meta["orders"] if store.seeds is not None else ()
-    context = OpContext(layer, type(blocks[0]).__name__, tuple(blocks), orders=orders, memory=store.memory)
-    step = Step(place, layer, context.name, _caller(store, context, None, True), ["separate"])
-    step.alone = _drawing(store, blocks)
-    return step
+        backends = ["rule"]  # a model's part of a stacked tensor lies elsewhere in memory than alone
+    elif name in WITHOUT_VMAP or (draws and store.seeds is not None):  # there all draw from torch's own generator
+        backends = [backend for backend in backends if backend != "vmap"]
+    alone = [plain] * store.num_models
+    return Step(
+        place,
+        layer,
+        name,
+        _caller(store, context, rule, draws),
+        backends,
+        alone=_drawing(store, alone) if draws else alone,
+        takes_numbers=name in NUMBERS or name in WITH_RATES,
+        draws=draws,
+        orders=() if is_write(name) else orders,
+    )
 
 
 def _drawing(store: Store, functions: Sequence[Callable[..., Any]]) -> Sequence[Callable[..., Any]]:
@@ -300,16 +299,6 @@ def _caller(
         return each(here, *args, **kwargs)
 
     return call
-
-
-def _backends(store: Store, settings: Settings, draws: bool) -> list[str]:
-    found = BACKENDS.get(settings.backend, ["rule", "vmap", "loop"])
-    # Under vmap all would draw from torch's own generator.
-    return [backend for backend in found if backend != "vmap" or not (draws and store.seeds is not None)]
-
-
-def _activated(activate: Callable[..., Tensor]) -> Callable[..., Any]:
-    return lambda context, input, *options, **named: Stacked(activate(input.tensor))
 
 
 def _generators(store: Store, args: tuple[Any, ...]) -> tuple[torch.Generator, ...]:
