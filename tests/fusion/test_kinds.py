@@ -166,15 +166,7 @@ def test_contents_that_do_not_return_are_forgotten(kind, content, lasts, monkeyp
 
 
 def test_numbers_that_are_others_in_each_call_are_not_recorded_for_good():
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 2)
-
-        def forward(self, x, factor):
-            return self.fc(x) * factor
-
-    models = made(Scaled, 2)
+    models = made(lambda: Scaled(4, 2), 2)
     array, x = hocket.fuse(models, shared=True), torch.randn(5, 4, dtype=torch.float64)
 
     def call(factors):

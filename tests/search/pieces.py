@@ -35,6 +35,12 @@ def training(
     return Training(model, kind(model.parameters(), lr=lr), functional.cross_entropy, batches, metric, **options)
 
 
+def value_of(model: nn.Module) -> float:
+    """The mean loss of a model in evaluation."""
+    with torch.no_grad():
+        return sum(functional.cross_entropy(model.eval()(x), y).item() for x, y in BATCHES) / len(BATCHES)
+
+
 def train(params: dict[str, Any]) -> Training:
     """Every kind of parameter: of the optimizer, of the scheduler, of the model's shapes, of its dropout."""
     model = classifier(params.get("width", 8), params.get("rate", 0.0))

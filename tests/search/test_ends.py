@@ -8,10 +8,9 @@ import optuna
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution
-from tests.search.pieces import BATCHES, LR, SPACE, classifier, train, training
+from tests.search.pieces import LR, SPACE, classifier, train, training, value_of
 from tests.search.searches import alone, assert_alone, assert_same, random_study, searched, stopped_and_gone_on, values
 from torch import nn
-from torch.nn import functional
 
 import hocket
 from hocket import Halving
@@ -204,11 +203,6 @@ def test_categories_may_be_tuples(function, kind, tmp_path):
     assert len(record.groups) == 3
     model = hocket.best_model(study, function)
     assert value_of(model) == pytest.approx(study.best_value, rel=1e-9)
-
-
-def value_of(model):
-    with torch.no_grad():
-        return sum(functional.cross_entropy(model(x), y).item() for x, y in BATCHES) / len(BATCHES)
 
 
 @pytest.mark.parametrize("value", ["last", "best"])

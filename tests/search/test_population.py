@@ -7,7 +7,7 @@ import optuna
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from tests.search.pieces import BATCHES, LR, SPACE, WIDTH, train, train_diverging, train_dropped, training
+from tests.search.pieces import BATCHES, LR, SPACE, WIDTH, train, train_diverging, train_dropped, training, value_of
 from tests.search.searches import (
     StoppedError,
     as_serial,
@@ -28,15 +28,6 @@ POPULATION = Population(interval=2, share=0.3, seed=3)
 EPOCHS = 7
 
 
-def evaluated(made):
-    made.model.eval()
-    sizes = [len(target) for _, target in BATCHES]
-    with torch.no_grad():
-        return sum(float(made.metric(made.model(x), y)) * n for (x, y), n in zip(BATCHES, sizes, strict=True)) / sum(
-            sizes
-        )
-
-
 def reference(proposals, space, fusible):
     """The algorithm once more, for a loss to be minimized: plain models, no study, no slots."""
     torch.manual_seed(0)
@@ -52,7 +43,7 @@ def reference(proposals, space, fusible):
                 made.optimizer.zero_grad()
                 made.loss(made.model(inputs), target).backward()
                 made.optimizer.step()
-            member["values"].append(evaluated(made))
+            member["values"].append(value_of(made.model))
             made.scheduler.step()
         if epoch % POPULATION.interval or epoch == EPOCHS:
             continue
