@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fusion.contest import FAILURES, Choice, ContestedCall, ExecutionPlan, Intervals, plans_for
-from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor, has_images
+from hocket.fusion.executor import SingleExecutor, has_images
 from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.kinds import CallSpec, Kind, autocast, modes, repeated
 from hocket.fusion.known_functions import NOTHING
@@ -51,7 +51,6 @@ class KnownCall:
     own: tuple[bool, ...]  # for each leaf of the arguments, whether it is of each model
     run: Callable[..., Any]  # the output from the leaves; or losses from loss function, leaves and targets
     program: Any  # that runs; None where the plain models do
-    plain: Any = None  # the same by the plain models
 
     def values(self, leaves: list[Any]) -> list[Any]:
         """The leaves, `Stacked` where they are of each model."""
@@ -126,11 +125,7 @@ class Calls:
         try:
             with unless_failed():
                 losses: Tensor = call.run(fn, values, targets)
-        except LeadsElsewhereError:
-            of_all = partial(self._losses_of_all, call.program.run)
-            call = replace(call, run=self._checked(call.program, of_all, call.plain))
-            losses = call.run(fn, values, targets)
-        except InputError as error:  # of an op that only the plain models compute, or a mistake
+        except InputError as error:  # of an op that only plain models compute, a loss that trains too, or a mistake
             try:
                 with unless_failed():
                     return self.loss(fn, forward(*args, **kwargs), targets)
@@ -297,7 +292,7 @@ class Calls:
             return None
         plain = partial(self._losses_of_all, partial(one_by_one, self.store, call.call.spec))
         run = self._checked(program, self._chosen(world, ("losses", kind), program, values), plain)
-        return KnownCall(call.own, run, program, plain)
+        return KnownCall(call.own, run, program)
 
     def _chosen(self, world: World, kind: Any, program: FusedProgram, values: list[Any]) -> Callable[..., Any]:
         """The run for calls of this kind: by the plan that most similar calls run by, else by turns."""

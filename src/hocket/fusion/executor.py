@@ -111,10 +111,6 @@ def _as_usual(value: Any) -> Any:
     return value.contiguous() if value.is_contiguous(memory_format=layout) else value
 
 
-class LeadsElsewhereError(InputError):
-    """A loss has gradients for something else than the models' parameters, which one model's backward would lose."""
-
-
 class SingleExecutor:
     """A traced model, run model after model."""
 
@@ -155,7 +151,7 @@ class SingleExecutor:
             loss = self._loss(fn, out, given, index)
             own = [parts[index][name] for name in names]
             if not index and _leads_elsewhere(loss, out, own):
-                raise LeadsElsewhereError(
+                raise InputError(
                     "losses: the gradient of a tensor that the loss function brings along would be lost; use "
                     "array.loss(fn, array(x), y)"
                 )

@@ -55,13 +55,13 @@ class Policy(ABC):
     def report(self, number: int, epoch: int, value: float) -> Sequence[Move]:
         """Note that a trial has reached the epoch up to which it goes, and return decisions, perhaps on others too."""
 
+    @abstractmethod
     def fail(self, number: int) -> Sequence[Move]:
         """A trial has ended before its time."""
-        return ()
 
+    @abstractmethod
     def all_started(self) -> Sequence[Move]:
         """No more trials begin."""
-        return ()
 
     def rank(self, value: float, number: int) -> tuple[float, int]:
         """The sort key of trials, best first, earlier ones before later ones of equal value."""
