@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import types
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from tests.fusion.oracle import assert_close, assert_each, check, made
+from tests.fusion.oracle import assert_close, check, made
 from torch import nn
 from torch.nn import functional as F
 
@@ -60,13 +59,6 @@ def read_through_an_object(m, x):
     return x * m.holder.by + m.fc.weight[0]
 
 
-GLOBAL = types.SimpleNamespace(by=2.0)
-
-
-def reads_a_global(m, x):
-    return x * GLOBAL.by
-
-
 # name -> a model for each index
 DIFFERENT = {
     "partial": lambda index: Calls(partial(scaled, by=1.0 + index)),
@@ -98,40 +90,12 @@ def test_each_model_computes_with_its_own(name, backend):
     check(models, torch.randn(5, 4, dtype=D), shared=True, backend=backend)
 
 
-class Counts(Calls):
-    """Changes what it reads."""
-
-    calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        return self.fc(x) * self.calls
-
-
-class Remembers(Calls):
-    """Reads what its last call left behind."""
-
-    last = None
-
-    def forward(self, x):
-        x = self.fc(x)
-        out = x if self.last is None else x + self.last
-        self.last = x.detach()
-        return out
-
-
 class Keeps(Calls):
     """Leaves a value in an attribute that it never reads."""
 
     def forward(self, x):
         self.hidden = self.fc(x)
         return self.hidden * 2
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", [Counts, Remembers, Keeps])
-def test_a_forward_with_a_memory_keeps_it(kind, backend):
-    check(made(lambda: kind(None), 3), torch.randn(5, 4, dtype=D), shared=True, backend=backend, steps=4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -145,27 +109,3 @@ def test_what_a_forward_leaves_behind_is_in_unfused_models(backend):
             alone(x)
             assert_close(model.hidden, alone.hidden.detach(), "hidden")
             assert not model.hidden.requires_grad
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_global_that_changes_between_calls_is_seen(backend, monkeypatch):
-    models = made(lambda: Calls(reads_a_global), 2)
-    array = hocket.fuse(models, backend=backend)
-    x = torch.randn(5, 4, dtype=D)
-    for by in (2.0, 2.0, 3.0, 3.0, 2.0):
-        monkeypatch.setattr(GLOBAL, "by", by)
-        assert_each(array(x), [model(x) for model in models])
-
-
-DRAWS = [lambda: torch.rand(4), random.random, np.random.rand]
-
-
-@pytest.mark.parametrize("draw", DRAWS)
-def test_numbers_drawn_in_a_forward_are_drawn_in_each_call(draw):
-    array = hocket.fuse(made(lambda: Calls(lambda m, x: x + draw()), 3), backend="rule")
-    x = torch.randn(5, 4, dtype=D)
-    first, second = array(x), array(x)
-    assert not torch.equal(first, second)
-    weights = array.fused.fc.weight.detach(), array.fused.fc.bias.detach()
-    noise = first - torch.baddbmm(weights[1].unsqueeze(1), x.expand(3, 5, 4), weights[0].transpose(1, 2))
-    assert len({round(each, 6) for each in noise[:, 0, 0].tolist()}) == 3, "each model draws its own"
