@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import random
 import sys
+import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -70,6 +71,17 @@ def test_a_forward_goes_on_with_the_generator_that_it_finds(backend, tmp_path, m
     array = hocket.fuse(sides[0], shared=True, backend=backend)
     for _ in range(4):
         torch.testing.assert_close(array(X), torch.stack([model(X) for model in sides[1]]))
+
+
+class Timed(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * time.perf_counter()
+
+
+def test_a_forward_that_asks_a_clock_asks_it_in_each_call():
+    array, x = hocket.fuse([Timed(3, 3).double() for _ in range(2)], shared=True), X.double()
+    with pytest.warns(UserWarning, match="it asks the clock"):
+        assert len({array(x).sum().item() for _ in range(4)}) == 4
 
 
 class Draws(nn.Linear):
