@@ -22,6 +22,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -70,7 +71,10 @@ def held_by(function: Any) -> list[Any]:
     """Objects that a function holds: closure, defaults, the object of a method, the arguments of a partial."""
     if isinstance(function, partial):
         return [function.func, *function.args, *function.keywords.values()]
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if not _is_empty(cell)]
+    cells = []
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # not assigned yet
+            cells.append(cell.cell_contents)
     named = (getattr(function, "__kwdefaults__", None) or {}).values()
     defaults = getattr(function, "__defaults__", None) or ()
     return [getattr(function, "__self__", None), *cells, *defaults, *named]
@@ -88,14 +92,6 @@ def held(value: Any, depth: int = 8) -> Iterator[Any]:
         yield from held(value.func, depth)
     elif is_a(value, weakref.ref) and is_a(value(), nn.Module):  # torch's own are of parameters, and made anew
         yield value()
-
-
-def _is_empty(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:  # not assigned yet
-        return True
-    return False
 
 
 def reached(value: Any, seen: set[int], depth: int = 8) -> Iterator[Any]:
