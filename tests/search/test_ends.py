@@ -275,17 +275,3 @@ def test_a_best_model_that_is_not_there_is_named(tmp_path):
         hocket.best_model(study, train, checkpoints=tmp_path / "other")
     study.add_trial(optuna.trial.create_trial(value=-1.0, intermediate_values={1: -1.0}))
     fails(FormatError, "expected the state of trial 2", hocket.best_model, study, train, checkpoints=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"timeout": 0}, "timeout: expected seconds above 0, got 0"),
-        ({"patience": 0}, "patience: expected a whole number >= 1, got 0"),
-        ({"value": "first"}, "value: expected one of last, best, got 'first'"),
-        ({"callbacks": print}, "callbacks: expected a list of functions, got <built-in function print>"),
-        ({"callbacks": ["stop"]}, "callbacks: expected a list of functions"),
-    ],
-)
-def test_other_ends_are_named(options, words):
-    refused(words, hocket.tune, train, {"lr": LR}, **options)

@@ -122,6 +122,11 @@ def test_the_default_study_proposes_the_same_again():
         ({"study": 3}, "study: expected an optuna.Study, got a value of type int"),
         ({"study": optuna.create_study(directions=["minimize"] * 2)}, "study: expected one direction, got 2"),
         ({"study": random_study(), "direction": "maximize"}, "study: expected it without direction"),
+        ({"timeout": 0}, "timeout: expected seconds above 0, got 0"),
+        ({"patience": 0}, "patience: expected a whole number >= 1, got 0"),
+        ({"value": "first"}, "value: expected one of last, best, got 'first'"),
+        ({"callbacks": print}, "callbacks: expected a list of functions, got <built-in function print>"),
+        ({"callbacks": ["stop"]}, "callbacks: expected a list of functions"),
     ],
 )
 def test_bad_arguments_are_named(options, words):
