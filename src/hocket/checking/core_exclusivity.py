@@ -2,8 +2,7 @@
 
 All ops that use one core have to form a chain. In any order that respects every wait, it is enough to look at
 neighbours of the chain: if each must have finished before the next may start, so must all before it. A neighbour
-often waits directly. Where it does not, vector clocks decide if u is before v: for each op and each lane, the number
-of ops of that lane that have finished before the op starts (Mattern 1989, Fidge 1988).
+often waits directly. Where it does not, the clocks of `hocket.ir.synchronisation` decide if it is always before.
 
 ::
 
@@ -20,17 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-import numpy as np
-import numpy.typing as npt
-
 from hocket.errors import PlanError
-from hocket.ir import Lane, Machine, Plan, hardware_threads
-
-_LANES_AT_ONCE = 256  # bounds the clocks' memory: 100 MB for 100,000 ops
+from hocket.ir import Graph, Lane, Machine, Plan, hardware_threads, synchronisation
 
 
 def check_core_exclusivity(
-    plan: Plan, machine: Machine | None, waits: Mapping[str, Sequence[str]], order: Sequence[str]
+    graph: Graph, plan: Plan, machine: Machine | None, waits: Mapping[str, Sequence[str]], order: Sequence[str]
 ) -> None:
     """Raise a `PlanError` for two ops that share a core and have no order.
 
@@ -46,13 +40,17 @@ def check_core_exclusivity(
                 unclear[before, op] = None
     if not unclear:
         return
-    pairs = sorted(unclear, key=lambda pair: (when[pair[1]], when[pair[0]]))
-    suspects = dict.fromkeys(plan.lane_of[before].name for before, _ in pairs)
-    by_name = {lane.name: lane for lane in plan.lanes}
-    names = list(suspects)
-    for begin in range(0, len(names), _LANES_AT_ONCE):
-        lanes_now = [by_name[name] for name in names[begin : begin + _LANES_AT_ONCE]]
-        _check_pairs(plan, lanes_now, pairs, waits, order)
+    sync = synchronisation(graph, plan)
+    for before, op in sorted(unclear, key=lambda pair: (when[pair[1]], when[pair[0]])):
+        if not sync.before(before, op):
+            one, other = plan.lane_of[before], plan.lane_of[op]
+            raise PlanError(
+                f"ops {before!r} (lane {one.name!r}, {_cores(one)}) and {op!r} (lane {other.name!r}, "
+                f"{_cores(other)}) share a core of {one.device!r}, and nothing orders them: "
+                "make one wait for the other with `after`",
+                op=op,
+                lane=other.name,
+            )
 
 
 def _sharing(plan: Plan, machine: Machine | None) -> Iterator[tuple[int, ...]]:
@@ -82,36 +80,6 @@ def _sharing(plan: Plan, machine: Machine | None) -> Iterator[tuple[int, ...]]:
         for users in pinned.values():
             if len(users) > 1:
                 yield tuple(sorted(users))
-
-
-def _check_pairs(
-    plan: Plan,
-    lanes: Sequence[Lane],
-    pairs: Sequence[tuple[str, str]],
-    waits: Mapping[str, Sequence[str]],
-    order: Sequence[str],
-) -> None:
-    column = {lane.name: number for number, lane in enumerate(lanes)}
-    turn = {op: number for lane in lanes for number, op in enumerate(lane.ops, start=1)}
-    row = {op: number for number, op in enumerate(order)}
-    # clocks[op, lane]: how many ops of the lane have finished when the op has.
-    clocks: npt.NDArray[np.int32] = np.zeros((len(order), len(lanes)), np.int32)
-    for op in order:
-        clock = clocks[row[op]]
-        for before in waits[op]:
-            np.maximum(clock, clocks[row[before]], out=clock)
-        if op in turn:
-            clock[column[plan.lane_of[op].name]] = turn[op]
-    for before, op in pairs:
-        if before in turn and clocks[row[op], column[plan.lane_of[before].name]] < turn[before]:
-            one, other = plan.lane_of[before], plan.lane_of[op]
-            raise PlanError(
-                f"ops {before!r} (lane {one.name!r}, {_cores(one)}) and {op!r} (lane {other.name!r}, "
-                f"{_cores(other)}) share a core of {one.device!r}, and nothing orders them: "
-                "make one wait for the other with `after`",
-                op=op,
-                lane=other.name,
-            )
 
 
 def _cores(lane: Lane) -> str:

@@ -43,7 +43,7 @@ def check(graph: Graph, plan: Plan, machine: Machine | None = None) -> None:
             _check_lane(lane, machine)
             _check_ways(lane, graph, machine)
     waits = waits_of(graph, plan)
-    check_core_exclusivity(plan, machine, waits, execution_order(graph, plan, waits))
+    check_core_exclusivity(graph, plan, machine, waits, execution_order(graph, plan, waits))
 
 
 def _check_roles(lane: Lane, graph: Graph) -> None:
