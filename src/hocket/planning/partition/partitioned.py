@@ -20,7 +20,7 @@ from hocket.planning.channels import by_earliest
 from hocket.planning.partition import compiled, evaluation
 from hocket.planning.partition.graph_problem import problem_of
 from hocket.planning.partition.problem import PartitionProblem
-from hocket.planning.partition.search import Wanted, search
+from hocket.planning.partition.search import Wanted, search, wanted_for
 from hocket.planning.partition.starts import block_start, topological_order
 
 OBJECTIVES = ("cut", "load", "time", "pipeline")
@@ -165,13 +165,7 @@ def partitioned(
         if epsilon is not None or acyclic:
             raise InputError("partition: the objective time takes neither epsilon nor acyclic")
         return _earliest(problem, budget_s, rounds, seed)
-    wanted = Wanted(
-        objective,
-        0.03 if epsilon is None and objective == "cut" else epsilon,
-        two_sided,
-        acyclic or objective == "pipeline",
-        micro_batches,
-    )
+    wanted = wanted_for(objective, epsilon, two_sided, acyclic, micro_batches)
     part, ended_after_rounds = search(problem, wanted, budget_s=budget_s, rounds=rounds, seed=seed, peers=peers)
     order = topological_order(len(problem), problem.waits)
     return Partition(problem, tuple(part.tolist()), tuple(order), objective, ended_after_rounds=ended_after_rounds)

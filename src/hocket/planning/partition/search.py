@@ -42,6 +42,14 @@ class Wanted:
     micro_batches: int = 1  # of the objective ``pipeline``
 
 
+def wanted_for(
+    objective: str, epsilon: float | None, two_sided: bool = True, acyclic: bool = False, micro_batches: int = 1
+) -> Wanted:
+    """The options of `partitioned`, with the default of `epsilon`, and no circle in a pipeline."""
+    epsilon = 0.03 if epsilon is None and objective == "cut" else epsilon
+    return Wanted(objective, epsilon, two_sided, acyclic or objective == "pipeline", micro_batches)
+
+
 def search(
     problem: PartitionProblem, wanted: Wanted, *, budget_s: float, rounds: int, seed: int, peers: bool
 ) -> tuple[NDArray[np.int32], int | None]:

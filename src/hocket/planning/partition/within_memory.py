@@ -32,7 +32,7 @@ from hocket.errors import InputError
 from hocket.ir import Graph
 from hocket.planning.partition.partitioned import Partition, partitioned
 from hocket.planning.partition.problem import PartitionProblem
-from hocket.planning.partition.search import Wanted, keeps_limits
+from hocket.planning.partition.search import keeps_limits, wanted_for
 
 # Memory of a part in the search: this factor times the total of all ops, in proportion to the limits.
 ROOMS = (1.2, 1.04)
@@ -86,13 +86,9 @@ def _others(problem: PartitionProblem, search: Mapping[str, Any], wanted: NDArra
 
 def _moved(found: Partition, search: Mapping[str, Any], wanted: NDArray[np.float64], held: PartPeaks) -> Partition:
     """The partition after moves that lower its peaks and keep the limits of the search."""
-    problem, objective = replace(found.problem, memory_limit_bytes=np.full(len(wanted), np.inf)), search["objective"]
-    keeps = Wanted(
-        objective,
-        0.03 if search["epsilon"] is None and objective == "cut" else search["epsilon"],
-        search.get("two_sided", True),
-        search.get("acyclic", False) or objective == "pipeline",
-    )
+    problem = replace(found.problem, memory_limit_bytes=np.full(len(wanted), np.inf))
+    limited = {key: search[key] for key in ("objective", "epsilon", "two_sided", "acyclic") if key in search}
+    keeps = wanted_for(**limited)
 
     def is_allowed(part: Sequence[int]) -> bool:
         return keeps_limits(problem, keeps, np.asarray(part, np.int32))
