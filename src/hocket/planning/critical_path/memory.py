@@ -57,25 +57,91 @@ def serial_peak_bytes(graph: Graph, order: Sequence[str] | None = None) -> float
 
     The order is by default program order, which is eager's.
     """
-    order = graph.order if order is None else order
-    last: dict[str, str] = {}
-    for name in order:
-        last.update(dict.fromkeys((*graph[name].reads, *graph[name].writes), name))
-    size = {buffer.name: buffer.size_bytes for buffer in graph.buffers if buffer.life in ("step", "kept")}
-    stays = {buffer.name for buffer in graph.buffers if buffer.life == "kept"}
-    alive = lasting_bytes(graph)
-    peak = alive
-    there: set[str] = set()
-    for name in order:
-        for buffer in graph[name].writes:
-            if buffer in size and buffer not in there:
-                there.add(buffer)
-                alive += size[buffer]
-        peak = max(peak, alive)
-        for buffer in {*graph[name].reads, *graph[name].writes}:
-            if buffer in there and buffer not in stays and last[buffer] == name:
-                alive -= size[buffer]
-    return peak
+    return PartPeaks(graph, graph.order if order is None else order, 1).of([0] * len(graph))[0]
+
+
+class PartPeaks:
+    r"""The peaks of a graph's partitions, the least that plans of these parts can be limited to.
+
+    Parts run their ops in one order. A tensor is copied to another part that reads it once its last writer is done, and
+    each copy is freed after its last reader there::
+
+        part 0   [ a ] --copy--> [ b ]                 a's value: until the copy is made, and b has read it
+        part 1           [ copy ][ c ][ d ]            the copy: until d, if d is its last reader
+    """
+
+    def __init__(self, graph: Graph, order: Sequence[str], num_parts: int) -> None:
+        self._num_parts = num_parts
+        number = {buffer.name: at for at, buffer in enumerate(graph.buffers)}
+        self.size_bytes = [buffer.size_bytes for buffer in graph.buffers]
+        self._lasts = [buffer.life in ("lasting", "input") for buffer in graph.buffers]
+        self._stays = [buffer.life == "kept" for buffer in graph.buffers]
+        self._order = [graph.index[name] for name in order]
+        self._writes = [[number[name] for name in dict.fromkeys(op.writes) if name in number] for op in graph.ops]
+        self._touches = [
+            [number[name] for name in dict.fromkeys((*op.writes, *op.reads)) if name in number] for op in graph.ops
+        ]
+        self._first_writer: dict[int, int] = {}
+        self._last_writer: dict[int, int] = {}
+        for op in self._order:
+            for buffer in self._writes[op]:
+                self._first_writer.setdefault(buffer, op)
+                self._last_writer[buffer] = op
+
+    def of(self, part: Sequence[int]) -> list[float]:
+        """The peak of each part, in bytes."""
+        return self._walked(part, None)[0]
+
+    def at_peak(self, part: Sequence[int], number: int) -> list[int]:
+        """The buffers that a part holds at its peak, by their positions in the graph, the largest first."""
+        found = self._walked(part, number)[1]
+        return sorted(found, key=lambda buffer: -self.size_bytes[buffer])
+
+    def touching(self, part: Sequence[int], number: int, buffer: int) -> list[int]:
+        """The ops of a part that touch a buffer."""
+        return [op for op, touched in enumerate(self._touches) if part[op] == number and buffer in touched]
+
+    def _walked(self, part: Sequence[int], watched: int | None) -> tuple[list[float], set[int]]:
+        size = self.size_bytes
+        last: dict[tuple[int, int], int] = {}  # the last op of each part that uses each buffer
+        for op in self._order:
+            for buffer in self._touches[op]:
+                last[buffer, part[op]] = op
+        held = [0.0] * self._num_parts
+        there: set[tuple[int, int]] = set()
+        copies: dict[int, list[int]] = {}  # for the last writer of a buffer, the buffers that are copied then
+        for buffer, at in last:
+            if self._lasts[buffer]:
+                held[at] += size[buffer]
+                there.add((buffer, at))
+            elif buffer in self._last_writer and at != part[self._first_writer[buffer]]:
+                copies.setdefault(self._last_writer[buffer], []).append(buffer)
+        peaks = list(held)
+        moment = {buffer for buffer, at in there if at == watched}
+        for op in self._order:
+            here = part[op]
+            for buffer in self._writes[op]:
+                if (buffer, here) not in there:
+                    there.add((buffer, here))
+                    held[here] += size[buffer]
+            grown = [here]
+            for buffer in dict.fromkeys(copies.get(op, ())):
+                for at in range(self._num_parts):
+                    if (buffer, at) in last and (buffer, at) not in there:
+                        there.add((buffer, at))
+                        held[at] += size[buffer]
+                        grown.append(at)
+            for at in grown:
+                if held[at] > peaks[at]:
+                    peaks[at] = held[at]
+                    if at == watched:
+                        moment = {buffer for buffer, place in there if place == at}
+            for buffer in self._touches[op]:
+                is_over = last[buffer, here] == op and not (self._lasts[buffer] or self._stays[buffer])
+                if is_over and (buffer, here) in there:
+                    held[here] -= size[buffer]
+                    there.remove((buffer, here))
+        return peaks, moment
 
 
 def peak_bytes(graph: Graph, plan: Plan, order: Sequence[str] | None = None) -> float:

@@ -6,10 +6,11 @@ Starts and the paper's refinement are in Python. A multilevel search over hyperg
 C++ (``core/``), built on first use.
 """
 
+from hocket.planning.critical_path.memory import PartPeaks
 from hocket.planning.partition.graph_problem import equal_devices, problem_of
 from hocket.planning.partition.partitioned import OBJECTIVES, Partition, PartitionPlanner, partitioned, plan_of
 from hocket.planning.partition.problem import PartitionProblem, Tensor
-from hocket.planning.partition.within_memory import PartPeaks, partitioned_within
+from hocket.planning.partition.within_memory import partitioned_within
 
 __all__ = [
     "OBJECTIVES",

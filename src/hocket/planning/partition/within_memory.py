@@ -5,17 +5,8 @@ copies of exchanged tensors. So the result is judged by its peaks. If those are 
 (`lowered`). Both are then tried from other partitions: with less memory for each part in the search, and with the
 fewest bytes moved, which means the fewest copies.
 
-Peak memory of each part of a partitioned step, and moves of ops that lower it.
-
-Parts run their ops in one order. A tensor is copied to another part that reads it once its last writer is done, and
-each copy is freed after its last reader there::
-
-    part 0   [ a ] --copy--> [ b ]                 a's value: until the copy is made, and b has read it
-    part 1           [ copy ][ c ][ d ]            the copy: until d, if d is its last reader
-
-This is the least peak that a plan of these parts can be limited to (`hocket.planning.critical_path.held_back`). The sum
-of what ops keep says little about it, and often no move of a single op lowers it, since several tensors are alive at
-the peak. So a move takes all ops of a part that touch one tensor of that moment, or one group of them.
+What ops keep says little about a peak (`PartPeaks`), and often no move of a single op lowers it, since several tensors
+are alive at that moment. So a move takes all ops of a part that touch one tensor of that moment, or one group of them.
 """
 
 from __future__ import annotations
@@ -29,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.errors import InputError
-from hocket.ir import Graph
+from hocket.planning.critical_path.memory import PartPeaks
 from hocket.planning.partition.partitioned import Partition, partitioned
 from hocket.planning.partition.problem import PartitionProblem
 from hocket.planning.partition.search import keeps_limits, wanted_for
@@ -99,82 +90,6 @@ def _moved(found: Partition, search: Mapping[str, Any], wanted: NDArray[np.float
 
 # The number of tensors of a peak, the largest ones, whose ops may move.
 MAX_TENSORS = 12
-
-
-class PartPeaks:
-    """The peaks of a graph's partitions."""
-
-    def __init__(self, graph: Graph, order: Sequence[str], num_parts: int) -> None:
-        self._num_parts = num_parts
-        number = {buffer.name: at for at, buffer in enumerate(graph.buffers)}
-        self.size_bytes = [buffer.size_bytes for buffer in graph.buffers]
-        self._lasts = [buffer.life in ("lasting", "input") for buffer in graph.buffers]
-        self._stays = [buffer.life == "kept" for buffer in graph.buffers]
-        self._order = [graph.index[name] for name in order]
-        self._writes = [[number[name] for name in dict.fromkeys(op.writes) if name in number] for op in graph.ops]
-        self._touches = [
-            [number[name] for name in dict.fromkeys((*op.writes, *op.reads)) if name in number] for op in graph.ops
-        ]
-        self._first_writer: dict[int, int] = {}
-        self._last_writer: dict[int, int] = {}
-        for op in self._order:
-            for buffer in self._writes[op]:
-                self._first_writer.setdefault(buffer, op)
-                self._last_writer[buffer] = op
-
-    def of(self, part: Sequence[int]) -> list[float]:
-        """The peak of each part, in bytes."""
-        return self._walked(part, None)[0]
-
-    def at_peak(self, part: Sequence[int], number: int) -> list[int]:
-        """The buffers that a part holds at its peak, by their positions in the graph, the largest first."""
-        found = self._walked(part, number)[1]
-        return sorted(found, key=lambda buffer: -self.size_bytes[buffer])
-
-    def touching(self, part: Sequence[int], number: int, buffer: int) -> list[int]:
-        """The ops of a part that touch a buffer."""
-        return [op for op, touched in enumerate(self._touches) if part[op] == number and buffer in touched]
-
-    def _walked(self, part: Sequence[int], watched: int | None) -> tuple[list[float], set[int]]:
-        size = self.size_bytes
-        last: dict[tuple[int, int], int] = {}  # the last op of each part that uses each buffer
-        for op in self._order:
-            for buffer in self._touches[op]:
-                last[buffer, part[op]] = op
-        held = [0.0] * self._num_parts
-        there: set[tuple[int, int]] = set()
-        copies: dict[int, list[int]] = {}  # for the last writer of a buffer, the buffers that are copied then
-        for buffer, at in last:
-            if self._lasts[buffer]:
-                held[at] += size[buffer]
-                there.add((buffer, at))
-            elif buffer in self._last_writer and at != part[self._first_writer[buffer]]:
-                copies.setdefault(self._last_writer[buffer], []).append(buffer)
-        peaks = list(held)
-        moment = {buffer for buffer, at in there if at == watched}
-        for op in self._order:
-            here = part[op]
-            for buffer in self._writes[op]:
-                if (buffer, here) not in there:
-                    there.add((buffer, here))
-                    held[here] += size[buffer]
-            grown = [here]
-            for buffer in dict.fromkeys(copies.get(op, ())):
-                for at in range(self._num_parts):
-                    if (buffer, at) in last and (buffer, at) not in there:
-                        there.add((buffer, at))
-                        held[at] += size[buffer]
-                        grown.append(at)
-            for at in grown:
-                if held[at] > peaks[at]:
-                    peaks[at] = held[at]
-                    if at == watched:
-                        moment = {buffer for buffer, place in there if place == at}
-            for buffer in self._touches[op]:
-                if last[buffer, here] == op and not self._lasts[buffer] and not self._stays[buffer]:
-                    held[here] -= size[buffer]
-                    there.discard((buffer, here))
-        return peaks, moment
 
 
 def lowered(
