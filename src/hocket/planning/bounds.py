@@ -28,10 +28,11 @@ from functools import cache
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Lane, Link, Machine, Op, Plan, Timeline
 from hocket.planning.base import cpu_devices
-from hocket.planning.channels import ROLES, links_of, transfer_us, transfers_of, without_transfers
+from hocket.planning.channels import ROLES, links_of, transfers_of, without_transfers
 from hocket.planning.ranks import graph_ranks
 from hocket.planning.serial import Serial
 from hocket.simulation import simulate
+from hocket.simulation.durations import transfer_us
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def bounds(graph: Graph, costs: Costs, machine: Machine) -> Bounds:
         one_by_one = Plan((Lane("stream", compute.order, "stream", machine.devices[0].name),))
     links = links_of(graph, transfers, costs, machine)
     upper_us = simulate(compute, one_by_one, costs, machine).makespan_us
-    upper_us += math.fsum(transfer_us(name, link, graph, costs) for name, link in links.items())
+    upper_us += math.fsum(transfer_us(graph[name], link, costs) for name, link in links.items())
     lower_us = max(
         critical_path_us,
         _crowded_us(graph, areas_us, workers, costs, machine),
@@ -121,7 +122,7 @@ def _crowded_us(graph: Graph, areas_us: Sequence[float], workers: int, costs: Co
 
     An op of the role ``other`` may go over a link as well. It then needs a channel and no worker.
     """
-    wired_us = [min([us for us, _ in _on_links(op, costs, machine)], default=math.inf) for op in graph.ops]
+    wired_us = [min(_on_links(op, costs, machine), default=math.inf) for op in graph.ops]
     bound_us = math.fsum(area for area, us in zip(areas_us, wired_us, strict=True) if us == math.inf) / workers
     channels = [link.channels for link in machine.links]
     if None in channels:
@@ -134,10 +135,10 @@ def _wire_us(graph: Graph, transfers: Sequence[str], costs: Costs, machine: Mach
     """The least time of the links that alone can carry some transfers."""
     load_us: dict[tuple[Link, ...], float] = {}
     for name in transfers:
-        able = tuple(link for link in machine.links if _carries(link, graph[name], costs, machine))
-        least_us = min([transfer_us(name, link, graph, costs) for link in able], default=0.0)
-        if not any(True for _ in _on_devices(graph[name], costs, machine)):
-            load_us[able] = load_us.get(able, 0.0) + least_us
+        op = graph[name]
+        able = tuple(link for link in machine.links if _carries(link, op, costs, machine))
+        if not any(True for _ in _on_devices(op, costs, machine)):
+            load_us[able] = load_us.get(able, 0.0) + min(_on_links(op, costs, machine), default=0.0)
     found = [0.0]
     for links, us in load_us.items():
         channels = [link.channels for link in links]
@@ -153,18 +154,18 @@ def _carries(link: Link, op: Op, costs: Costs, machine: Machine) -> bool:
 
 def _least(op: Op, costs: Costs, machine: Machine) -> tuple[float, float]:
     """The least duration of `op` over all places where it may run, and its least area on devices (0 for a transfer)."""
-    computing, wired = [*_on_devices(op, costs, machine)], [*_on_links(op, costs, machine)]
-    if not (computing or wired):
+    computing, wired_us = [*_on_devices(op, costs, machine)], _on_links(op, costs, machine)
+    if not (computing or wired_us):
         raise InputError(f"costs: no duration for op {op.name!r} on any device of the machine")
-    duration_us = min(duration_us for duration_us, _ in (*computing, *wired))
-    if wired and (op.role in ROLES or not computing):
+    duration_us = min([*(us for us, _ in computing), *wired_us])
+    if wired_us and (op.role in ROLES or not computing):
         return duration_us, 0.0
     return duration_us, min(duration_us * width for duration_us, width in computing)
 
 
 def _gpu_area(op: Op, costs: Costs, machine: Machine) -> float:
     """The least duration times share over all GPUs, 0 if a share is unknown or a link may carry the op."""
-    if op.role in ("recv", "send"):
+    if op.role in ROLES:
         return 0.0
     areas = [
         costs.duration_us(op.name, device=device.name) * share.multiprocessors if share is not None else 0.0
@@ -200,15 +201,10 @@ def _on_devices(op: Op, costs: Costs, machine: Machine) -> Iterator[tuple[float,
                 yield costs.duration_us(op.name, width=width), width
 
 
-def _on_links(op: Op, costs: Costs, machine: Machine) -> Iterator[tuple[float, int]]:
-    if op.role in ("recv", "send", "other"):
-        for link in machine.links:
-            if not _carries(link, op, costs, machine):
-                continue
-            if op.name in costs:
-                yield costs.duration_us(op.name, device=link.channel), 0
-            else:
-                yield link.duration_us(op.size_bytes), 0
+def _on_links(op: Op, costs: Costs, machine: Machine) -> list[float]:
+    """Durations on the links that may carry `op`."""
+    links = machine.links if op.role in (*ROLES, "other") else ()
+    return [transfer_us(op, link, costs) for link in links if _carries(link, op, costs, machine)]
 
 
 def _has_cost(op: Op, costs: Costs, device: str) -> bool:

@@ -32,6 +32,7 @@ from heapq import heapify, heappop, heappush
 from hocket.errors import InputError
 from hocket.ir import Costs, Edge, Graph, Lane, Link, Machine, Op, Plan, launch_order, waits_of
 from hocket.simulation import simulate
+from hocket.simulation.durations import transfer_us
 
 # Lanes for a link that never queues.
 MAX_CHANNELS = 8
@@ -87,16 +88,9 @@ def links_of(graph: Graph, transfers: Sequence[str], costs: Costs, machine: Mach
             devices = " or ".join(repr(device) for device in machine.by_name)
             raise InputError(f"machine: op {name!r} is a {op.role}, and no link leads {way} {devices}")
         link = min(able, key=lambda link: load.get(link, 0.0))
-        load[link] = load.get(link, 0.0) + transfer_us(name, link, graph, costs)
+        load[link] = load.get(link, 0.0) + transfer_us(op, link, costs)
         found[name] = link
     return found
-
-
-def transfer_us(name: str, link: Link, graph: Graph, costs: Costs) -> float:
-    """The duration of a transfer on a link: its cost if it has one, else that of the link."""
-    if name in costs:
-        return costs.duration_us(name, device=link.channel)
-    return link.duration_us(graph[name].size_bytes)
 
 
 def channel_lanes(
@@ -128,7 +122,7 @@ def channel_lanes(
         admit(name)
     while left:
         queue = min(queues.values(), key=lambda queue: queue.next_us)
-        name = queue.pop(lambda name: transfer_us(name, link_of[name], graph, costs), end_us)
+        name = queue.pop(lambda name: transfer_us(graph[name], link_of[name], costs), end_us)
         left &= ~(1 << place[name])
         for other in blocked.pop(place[name], ()):
             admit(other)

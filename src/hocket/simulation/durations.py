@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.errors import InputError
-from hocket.ir import Costs, Graph, Lane, Machine, Plan
+from hocket.ir import Costs, Graph, Lane, Link, Machine, Op, Plan
 from hocket.simulation.plan_arrays import plan_arrays, remember
 
 _Floats = npt.NDArray[np.float64]
@@ -47,10 +47,12 @@ def _columns(graph: Graph, costs: Costs) -> dict[tuple[str, int], _Floats]:
 
 def _on_channel(lane: Lane, graph: Graph, costs: Costs, machine: Machine) -> list[float]:
     link = machine.link(*lane.ends)
-    return [
-        costs.duration_us(op, device=lane.device) if op in costs else link.duration_us(graph[op].size_bytes)
-        for op in lane.ops
-    ]
+    return [transfer_us(graph[op], link, costs) for op in lane.ops]
+
+
+def transfer_us(op: Op, link: Link, costs: Costs) -> float:
+    """The duration of a transfer on a link: its cost if it has one, else that of the link."""
+    return costs.duration_us(op.name, device=link.channel) if op.name in costs else link.duration_us(op.size_bytes)
 
 
 def _on_device(ops: Sequence[str], lane: Lane, costs: Costs) -> list[float]:

@@ -29,7 +29,8 @@ import numpy.typing as npt
 
 from hocket.ir import Costs, Graph, Machine
 from hocket.planning.base import cpu_devices, gpu_of
-from hocket.planning.channels import links_of, roots_of, transfer_us, transfers_of, without_transfers
+from hocket.planning.channels import first_use, links_of, roots_of, transfers_of, without_transfers
+from hocket.simulation.durations import transfer_us
 
 
 @dataclass(frozen=True)
@@ -120,27 +121,22 @@ def receives_of(graph: Graph, costs: Costs, machine: Machine) -> Receives:
     bits = {name: 1 << at for at, name in enumerate(roots)}
     depends: dict[str, int] = {}
     work_us: dict[int, float] = {}
-    first_use: dict[str, int] = {}
     wired = set(transfers)
-    for place, name in enumerate(graph.order):
+    for name in graph.order:
         mine = bits.get(name, 0)
         for before in graph.predecessors[name]:
             mine |= depends[before]
-            if before in bits:
-                first_use.setdefault(before, place)
         depends[name] = mine
         if name not in wired:
             us = costs.duration_us(name, width=width, device=device.name)
             work_us[mine] = work_us.get(mine, 0.0) + us
-    never = len(graph)
-    used = sorted(range(len(roots)), key=lambda at: (first_use.get(roots[at], never), at))
-    place_of = {recv: at for at, recv in enumerate(used)}
+    used = first_use(graph, roots)
     return Receives(
         names=roots,
-        times_us=tuple(transfer_us(name, links[name], graph, costs) for name in roots),
+        times_us=tuple(transfer_us(graph[name], links[name], costs) for name in roots),
         links=tuple(number[links[name]] for name in roots),
         channels=tuple(link.channels or len(roots) for link in carrying),
         groups=tuple(work_us),
         works_us=tuple(work_us.values()),
-        first_use=tuple(place_of[at] for at in range(len(roots))),
+        first_use=tuple(int(used[name]) for name in roots),
     )
