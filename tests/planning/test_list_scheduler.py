@@ -41,7 +41,7 @@ def test_within_grahams_bound_of_the_optimum(data):
     count = data.draw(st.integers(1, 2))
     machine = Machine.of(cores=count)
     lanes = [Lane(f"lane{i}", cores=(i,)) for i in range(count)]
-    makespan_us = simulate(graph, list_schedule(graph, costs, lanes), costs, machine).makespan_us
+    makespan_us = simulate(graph, list_schedule(graph, costs, lanes, {}), costs, machine).makespan_us
     best_us = optimum_us(graph, costs, lanes)
     assert best_us <= makespan_us <= (2 - 1 / count) * best_us
 

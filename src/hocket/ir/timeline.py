@@ -164,9 +164,7 @@ class Timeline:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``hocket-timeline/1`` file that reads back to an equal timeline."""
-        spans = [
-            {"op": span.op, "lane": span.lane, "start_us": span.start_us, "end_us": span.end_us} for span in self.spans
-        ]
+        spans = [span._asdict() for span in self.spans]
         save_document(path, {"format": FORMAT, "source": self.source, "lanes": list(self.lanes), "spans": spans})
 
 

@@ -115,9 +115,7 @@ class _Kind:
         return (now_us if self.idle else self.busy[0][0]) + self.durations_us[op]
 
 
-def list_schedule(
-    graph: Graph, costs: Costs, lanes: Sequence[Lane], earliest_us: Mapping[str, float] | None = None
-) -> Plan:
+def list_schedule(graph: Graph, costs: Costs, lanes: Sequence[Lane], earliest_us: Mapping[str, float]) -> Plan:
     """The plan by the rule above, with no start before `earliest_us`. An op without a cost is an `InputError`."""
     numbers: dict[tuple[str, int], list[int]] = {}
     for number, lane in enumerate(lanes):
@@ -131,7 +129,7 @@ def list_schedule(
         sum(weight * duration for weight, duration in zip(weights, durations, strict=True))
         for durations in zip(*(kind.durations_us for kind in kinds), strict=True)
     ]
-    assigned = _assign(graph, graph_ranks(graph, mean_us), kinds, len(lanes), earliest_us or {})
+    assigned = _assign(graph, graph_ranks(graph, mean_us), kinds, len(lanes), earliest_us)
     names = [tuple(graph.ops[op].name for op in ops) for ops in assigned]
     filled = tuple(replace(lane, ops=ops) for lane, ops in zip(lanes, names, strict=True))
     return Plan(filled, planner=ListScheduler.name)

@@ -26,7 +26,7 @@ def test_every_plans_lanes_and_waits_keep_the_order_that_comes_with_it(cores, wh
     }
     streams = replace(streams, order=tuple(orders[which]))
     keep_order = which != "of streams"
-    found = list(core_plans(graph, costs, device, streams, 5.0, keep_order=keep_order))
+    found = list(core_plans(graph, costs, device, streams, 5.0, {}, keep_order=keep_order))
     assert len(found) >= 3
     for plan, order in found:
         place = {op: at for at, op in enumerate(order)}

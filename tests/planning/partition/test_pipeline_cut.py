@@ -84,13 +84,15 @@ def test_the_slowest_stage_is_as_fast_as_any_cuts_make_it():
             )
 
         best = min(slowest(begins) for begins in combinations(range(1, count), stages - 1))
-        assert slowest(cut_chain(takes_us, crossing_us, stages)) == pytest.approx(best)
+        free = {"kept_bytes": [0.0] * count, "saved_bytes": [0.0] * count, "memory_bytes": None}
+        found = cut_chain(takes_us, crossing_us, stages, **free, in_flight=[1] * stages)
+        assert slowest(found) == pytest.approx(best)
 
 
 def test_memory_counts_by_what_is_in_flight():
     chain = ([1.0] * 4, [0.0] * 4, 2)
-    saved = {"saved_bytes": [10.0] * 4, "memory_bytes": 40.0}
+    saved = {"kept_bytes": [0.0] * 4, "saved_bytes": [10.0] * 4, "memory_bytes": 40.0}
     assert cut_chain(*chain, **saved, in_flight=[2, 1]) == (2,)
     assert cut_chain(*chain, **saved, in_flight=[3, 1]) == (1,)
     refused("no 2 stages of 4 ops fit into 40 bytes each", cut_chain, *chain, **saved, in_flight=[5, 1])
-    refused("5 stages, and there are 3 places to cut 4 ops at", cut_chain, *chain[:2], 5)
+    refused("5 stages, and there are 3 places to cut 4 ops at", cut_chain, *chain[:2], 5, **saved, in_flight=[1] * 5)

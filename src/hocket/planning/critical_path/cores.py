@@ -40,9 +40,9 @@ def core_plans(
     device: Device,
     streams: Streams,
     wait_us: float,
-    earliest_us: Mapping[str, float] | None = None,
+    earliest_us: Mapping[str, float],
     *,
-    keep_order: bool = False,
+    keep_order: bool,
 ) -> Iterator[tuple[Plan, Sequence[str]]]:
     """Plans to choose from, each with an order of all ops that its lanes keep.
 
@@ -50,8 +50,8 @@ def core_plans(
     order.
     """
     if not keep_order:
-        serial = Serial().compute_plan(graph, costs, Machine((device,)), earliest_us or {})
-        yield serial, by_earliest(graph, earliest_us or {})
+        serial = Serial().compute_plan(graph, costs, Machine((device,)), earliest_us)
+        yield serial, by_earliest(graph, earliest_us)
     if device.cores == 1:
         return
     instance = instance_of(graph, costs, device, earliest_us, wait_us)

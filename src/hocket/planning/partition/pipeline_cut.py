@@ -168,10 +168,10 @@ def cut_chain(
     crossing_us: Sequence[float],
     stages: int,
     *,
-    kept_bytes: Sequence[float] | None = None,
-    saved_bytes: Sequence[float] | None = None,
-    in_flight: Sequence[int] | None = None,
-    memory_bytes: float | None = None,
+    kept_bytes: Sequence[float],
+    saved_bytes: Sequence[float],
+    in_flight: Sequence[int],
+    memory_bytes: float | None,
 ) -> tuple[int, ...]:
     """The first op of each stage but the first, for the least time of the slowest stage with its border transfers.
 
@@ -189,24 +189,19 @@ def cut_chain(
         raise InputError(
             f"split: {stages} stages, and there are {max(len(places) - 2, 0)} places to cut {count} ops at"
         )
-    before = np.concatenate([[0.0], np.cumsum(takes_us)])[places]
-    load = before[None, :] - before[:, None] + crossing[places][:, None] + crossing[places][None, :]
+
+    def between(values: Sequence[float]) -> NDArray[np.float64]:
+        sums = np.concatenate([[0.0], np.cumsum(values)])[places]
+        return sums[None, :] - sums[:, None]
+
+    load = between(takes_us) + crossing[places][:, None] + crossing[places][None, :]
     load[np.tri(len(places), dtype=np.bool_)] = np.inf
-    kept = _between(kept_bytes, count, places)
-    saved = _between(saved_bytes, count, places)
+    kept, saved = between(kept_bytes), between(saved_bytes)
 
     def load_of(stage: int) -> NDArray[np.float64]:
-        if memory_bytes is None:
-            return load
-        held = kept + saved * (1 if in_flight is None else in_flight[stage])
-        return np.where(held <= memory_bytes, load, np.inf)
+        return load if memory_bytes is None else np.where(kept + saved * in_flight[stage] <= memory_bytes, load, np.inf)
 
     least_us, borders = least_largest(map(load_of, range(stages)), len(places))
     if not np.isfinite(least_us):
         raise InputError(f"split: no {stages} stages of {count} ops fit into {memory_bytes:,.0f} bytes each")
     return tuple(places[borders[1:-1]].tolist())
-
-
-def _between(values: Sequence[float] | None, count: int, places: np.ndarray) -> np.ndarray:
-    sums = np.concatenate([[0.0], np.cumsum(np.zeros(count) if values is None else values)])[places]
-    return sums[None, :] - sums[:, None]
