@@ -11,10 +11,10 @@ from hocket.checking import check
 from hocket.ir import Costs, Device, Edge, Graph, Machine, Op
 from hocket.planning import plan
 from hocket.planning.concurrency import Corunning, strategy_candidates, strategy_widths
-from hocket.planning.moldable.instance import Instance, as_plan, instance_of
+from hocket.planning.moldable.instance import as_plan, instance_of
 from hocket.simulation import simulate
 from invariants import all_waits, illegality, placement_faults
-from strategies import Moldable, apart_in, moldable_cases
+from strategies import Moldable, decided_cases, instance_by, moldable_cases
 from support.refusals import refused
 
 STRATEGIES = [tuple(found) for size in range(5) for found in itertools.combinations((1, 2, 3, 4), size)]
@@ -139,9 +139,7 @@ def test_strategy_3_departs_from_strategy_2_by_two_threads_at_most(case_options_
 
 
 def test_candidates_by_hand():
-    rows = {"a": [9.0, 5.0, 3.0, 2.0, 4.0, 6.0], "b": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
-    costs = Costs({op: {str(w): us for w, us in enumerate(row, 1)} for op, row in rows.items()})
-    instance = instance_of(Graph((Op("a"), Op("b"))), costs, Device("cpu0", cores=6))
+    instance = instance_by({"a": [9.0, 5.0, 3.0, 2.0, 4.0, 6.0], "b": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]})
     assert strategy_candidates(instance, [4, 1], (3,)) == [[3, 4, 5], [1, 2, 3]]
     assert strategy_candidates(instance, [6, 6], (1, 2, 3)) == [[4, 5], [6]]
     assert strategy_candidates(instance, [6, 1], (1, 2, 3), halves=True) == [[3, 4, 5], [1, 2, 3]]
@@ -200,14 +198,6 @@ def test_pairs_of_ops_that_are_not_there_or_in_one_action_are_no_matter():
     )
 
 
-def test_avoiding_what_ran_side_by_side_runs_it_one_after_the_other():
-    graph, costs = Graph((Op("a"), Op("b"))), Costs({op: {"1": 50.0, "2": 45.0} for op in "ab"})
-    usual = plan(graph, costs, Machine.of(cores=2), planner="concurrency")
-    assert simulate(graph, usual, costs, Machine.of(cores=2)).makespan_us == 50.0
-    apart = plan(graph, costs, Machine.of(cores=2), planner="concurrency", avoid=[("b", "a")])
-    assert simulate(graph, apart, costs, Machine.of(cores=2)).makespan_us == 90.0
-
-
 def test_the_first_cpu_device_is_planned_for():
     machine = Machine((Device("gpu0", "cuda"), Device("n1", cores=2), Device("n2", cores=8)))
     graph, costs = Graph((Op("a"), Op("b"))), Costs({op: {"1": 50.0, "2": 45.0} for op in "ab"})
@@ -233,12 +223,9 @@ def test_options_that_make_no_sense_are_refused(options, message):
 
 @st.composite
 def decided(draw):
-    case = draw(moldable_cases())
-    instance = replace(case.instance, wait_us=draw(st.sampled_from([0.0, 2.5])), apart=draw(apart_in(case)))
-    some = st.lists(st.integers(1, instance.num_cores), min_size=1, max_size=3, unique=True).map(sorted)
-    candidates = [draw(some) for _ in case.graph.ops]
-    widths = [draw(st.sampled_from(mine)) for mine in candidates]
-    return instance, widths, candidates
+    _, instance, widths = draw(decided_cases())
+    more = st.sets(st.integers(1, instance.num_cores), max_size=2)
+    return instance, widths, [sorted(draw(more) | {width}) for width in widths]
 
 
 @given(decided())
@@ -289,13 +276,6 @@ def test_ops_beside_wide_ones_take_what_the_simulator_says(case, speedup):
     for one in placed:
         span = timeline.by_op[case.graph.ops[one.op].name]
         assert (span.start_us, span.end_us) == pytest.approx((one.start_us, one.end_us), rel=1e-6, abs=1e-6)
-
-
-def instance_by(rows: dict[str, list[float]], *edges: str) -> Instance:
-    cores = len(next(iter(rows.values())))
-    graph = Graph(tuple(map(Op, rows)), tuple(Edge(*edge) for edge in edges))
-    costs = Costs({op: {str(width): us for width, us in enumerate(row, 1)} for op, row in rows.items()})
-    return instance_of(graph, costs, Device("cpu0", cores=cores))
 
 
 def test_the_papers_example():

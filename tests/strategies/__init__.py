@@ -1,7 +1,7 @@
 """Random inputs of property tests, as `hypothesis` strategies."""
 
 from strategies.cases import MACHINES, Case, gpu_cases, legal_cases, mutated_plans
-from strategies.moldable import Moldable, apart_in, moldable_cases
+from strategies.moldable import Moldable, apart_in, decided_cases, instance_by, moldable_cases
 from strategies.values import (
     any_costs,
     any_graphs,
@@ -25,8 +25,10 @@ __all__ = [
     "any_timelines",
     "apart_in",
     "costs_of",
+    "decided_cases",
     "gpu_cases",
     "graphs",
+    "instance_by",
     "legal_cases",
     "moldable_cases",
     "mutated_plans",

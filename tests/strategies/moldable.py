@@ -1,10 +1,11 @@
 """Random graphs whose ops may run at any width of one device."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from hocket.ir import ROLES, Costs, Device, Graph, Machine
+from hocket.ir import ROLES, Costs, Device, Edge, Graph, Machine, Op
 from hocket.planning.moldable.instance import Instance, instance_of
 from strategies.values import graphs
 
@@ -54,3 +55,19 @@ def apart_in(draw, case: Moldable) -> dict[int, set[int]]:
             apart.setdefault(one, set()).add(other)
             apart.setdefault(other, set()).add(one)
     return apart
+
+
+@st.composite
+def decided_cases(draw, max_ops: int = 10) -> tuple[Moldable, Instance, list[int]]:
+    """A case, its numbers with a time to wake lanes and pairs to be kept apart, and a width for each op."""
+    case = draw(moldable_cases(max_ops=max_ops))
+    instance = replace(case.instance, wait_us=draw(st.sampled_from([0.0, 2.5])), apart=draw(apart_in(case)))
+    return case, instance, [draw(st.integers(1, instance.num_cores)) for _ in case.graph.ops]
+
+
+def instance_by(rows: Mapping[str, Sequence[float]], *edges: Sequence[str]) -> Instance:
+    """An instance by hand: how long each op takes at each width, and pairs of ops of which one waits for the other."""
+    cores = len(next(iter(rows.values())))
+    costs = Costs({op: {str(width): us for width, us in enumerate(row, 1)} for op, row in rows.items()})
+    graph = Graph(tuple(map(Op, rows)), tuple(Edge(*edge) for edge in edges))
+    return instance_of(graph, costs, Device("cpu0", cores=cores))

@@ -1,7 +1,5 @@
 """From costs to numbers, and from placements to lanes."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +11,7 @@ from hocket.planning.moldable.instance import Placement, as_plan, durations_of, 
 from hocket.planning.moldable.sgs import serial_sgs
 from hocket.simulation import simulate
 from invariants import illegality, longest_path_us
-from strategies import apart_in, costs_of, graphs, moldable_cases
+from strategies import costs_of, decided_cases, graphs, moldable_cases
 from support.refusals import refused
 
 
@@ -51,36 +49,22 @@ def test_an_instance_is_the_graph_in_numbers(case):
     assert max(instance.ranks_at_us(instance.best_width)) == max(instance.ranks_us)
 
 
-@st.composite
-def placements(draw):
-    """A case, widths and an order; placed in that order."""
-    case = draw(moldable_cases())
-    instance = replace(case.instance, wait_us=draw(st.sampled_from([0.0, 2.5])), apart=draw(apart_in(case)))
-    widths = [draw(st.integers(1, instance.num_cores)) for _ in case.graph.ops]
-    return case, serial_sgs(instance, widths, instance.order), instance.wait_us, instance.apart
-
-
-@given(placements())
-def test_a_plan_of_placements_is_legal_and_as_short(made):
-    case, placed, wait_us, apart = made
-    plan = as_plan(case.graph, placed, case.device, "mine", apart)
+@given(decided_cases())
+def test_a_plan_of_placements_is_legal_and_as_short_and_its_widest_lanes_come_first(made):
+    case, instance, widths = made
+    placed = serial_sgs(instance, widths, instance.order)
+    plan = as_plan(case.graph, placed, case.device, "mine", instance.apart)
     check(case.graph, plan, case.machine)
     assert illegality(case.graph, plan, case.machine) is None
-    timeline = simulate(case.graph, plan, case.costs, case.machine, wait_us)
+    timeline = simulate(case.graph, plan, case.costs, case.machine, instance.wait_us)
     for one in placed:
         span = timeline.by_op[case.graph.ops[one.op].name]
         assert plan.lane_of[span.op].cores == one.cores
         assert span.start_us <= one.start_us * (1 + 1e-9), "no op starts later than it was placed"
     assert timeline.makespan_us <= makespan_us(placed) * (1 + 1e-9)
-
-
-@given(placements())
-def test_lanes_are_sets_of_cores_the_widest_first(made):
-    case, placed, _, _ = made
-    lanes = as_plan(case.graph, placed, case.device, "mine").lanes
-    assert len({lane.cores for lane in lanes}) == len(lanes)
-    assert all(lane.width == len(lane.cores) for lane in lanes)
-    assert [lane.width for lane in lanes] == sorted((lane.width for lane in lanes), reverse=True)
+    assert len({lane.cores for lane in plan.lanes}) == len(plan.lanes)
+    assert all(lane.width == len(lane.cores) for lane in plan.lanes)
+    assert [lane.width for lane in plan.lanes] == sorted((lane.width for lane in plan.lanes), reverse=True)
 
 
 def test_turns_and_names_by_hand():

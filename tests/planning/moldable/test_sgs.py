@@ -5,22 +5,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.ir import Costs, Device, Edge, Graph, Op
-from hocket.planning.moldable.instance import Instance, instance_of, makespan_us
+from hocket.planning.moldable.instance import makespan_us
 from hocket.planning.moldable.sgs import CoreAllocator, members, parallel_sgs, serial_sgs
 from invariants import placement_faults
-from strategies import apart_in, moldable_cases
+from strategies import decided_cases, instance_by
 
 
 @st.composite
 def decided(draw):
-    """A case with widths, priorities, a time to wake lanes and pairs to be kept apart."""
-    case = draw(moldable_cases())
-    count = len(case.graph)
-    widths = draw(st.lists(st.integers(1, case.device.cores), min_size=count, max_size=count))
-    priority = draw(st.lists(st.integers(0, 3).map(float), min_size=count, max_size=count))
-    instance = replace(case.instance, wait_us=draw(st.sampled_from([0.0, 2.5])), apart=draw(apart_in(case)))
-    return instance, widths, priority
+    _, instance, widths = draw(decided_cases())
+    return instance, widths, [float(draw(st.integers(0, 3))) for _ in widths]
 
 
 @given(decided())
@@ -68,21 +62,16 @@ def test_no_op_waits_that_could_run(made):
             assert len(busy) == instance.num_cores
 
 
-def _instance(durations: dict[str, float], cores: int, *edges: str) -> Instance:
-    graph = Graph(tuple(map(Op, durations)), tuple(Edge(*edge) for edge in edges))
-    return instance_of(graph, Costs({op: {"1": us} for op, us in durations.items()}), Device("cpu0", cores=cores))
-
-
 def test_narrow_ops_pass_a_wide_one_only_if_they_do_not_hold_it_up():
     # a b on two cores; d (2 cores) is next in line; c may pass it, e may not.
-    instance = _instance({"a": 2.0, "b": 5.0, "c": 3.0, "d": 4.0, "e": 4.0}, 2)
+    instance = instance_by({"a": [2.0, 2.0], "b": [5.0, 5.0], "c": [3.0, 3.0], "d": [4.0, 4.0], "e": [4.0, 4.0]})
     placed = parallel_sgs(instance, [1, 1, 1, 2, 1], [9.0, 8.0, 2.0, 7.0, 3.0])
     starts = {one.op: one.start_us for one in placed}
     assert starts == {0: 0.0, 1: 0.0, 2: 2.0, 3: 5.0, 4: 9.0}
 
 
 def test_a_lane_has_to_be_woken():
-    instance = replace(_instance({"a": 2.0, "b": 5.0, "c": 3.0}, 2, "ac", "bc"), wait_us=0.5)
+    instance = replace(instance_by({"a": [2.0, 2.0], "b": [5.0, 5.0], "c": [3.0, 3.0]}, "ac", "bc"), wait_us=0.5)
     placed = {one.op: one for one in parallel_sgs(instance, [1, 1, 1], [1.0, 1.0, 1.0])}
     assert placed[2].cores == placed[1].cores, "on the lane of who ends last"
     assert placed[2].start_us == 5.0

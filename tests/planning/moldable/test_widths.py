@@ -5,16 +5,15 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.ir import Costs, Device, Edge, Graph, Op
-from hocket.planning.moldable.instance import Instance, instance_of
+from hocket.planning.moldable.instance import Instance
 from hocket.planning.moldable.widths import allotments, ladder, useful_widths
-from strategies import moldable_cases
+from strategies import instance_by, moldable_cases
 
 
 def _amdahl(work: dict[str, float], cores: int, *edges: str, serial: float = 0.1) -> Instance:
-    rows = {op: {str(p): us * (serial + (1 - serial) / p) for p in range(1, cores + 1)} for op, us in work.items()}
-    graph = Graph(tuple(map(Op, work)), tuple(Edge(*edge) for edge in edges))
-    return instance_of(graph, Costs(rows), Device("cpu0", cores=cores))
+    return instance_by(
+        {op: [us * (serial + (1 - serial) / p) for p in range(1, cores + 1)] for op, us in work.items()}, *edges
+    )
 
 
 @given(case=moldable_cases())
