@@ -78,13 +78,9 @@ def test_branch_and_bound_proves_what_constraint_programming_proves(ratio):
         assert found.simulated_us == pytest.approx(best_us, abs=0.02)
 
 
-def test_small_graphs_end_as_early_as_they_can():
-    assert all(mean <= 1.03 for mean in over_best(range(12), 12).values())
-
-
-@pytest.mark.slow
-def test_a_thousand_graphs_end_as_early_as_they_can():
-    means = over_best(range(1000), 12)
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(1000), marks=pytest.mark.slow)])
+def test_small_graphs_end_as_early_as_they_can(seeds):
+    means = over_best(seeds, 12)
     print(means)
     assert all(mean <= 1.03 for mean in means.values())
 

@@ -8,13 +8,12 @@ from hocket.planning.partition import partitioned
 from hocket.planning.partition.search import Wanted, keeps_limits
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Layer-bert24_training",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in DYNAMIC_PROGRAMME if name != "Layer-bert24_training"),
-    ],
-)
+def workloads(quick: str) -> list:
+    """All of them, but for one in slow tests only."""
+    return [name if name == quick else pytest.param(name, marks=pytest.mark.slow) for name in DYNAMIC_PROGRAMME]
+
+
+@pytest.mark.parametrize("name", workloads("Layer-bert24_training"))
 def test_no_load_is_larger_than_the_dynamic_programmes(name):
     problem = workload(name)
     found = partitioned(problem, objective="load", budget_s=4.8, rounds=300 if "bert24" in name else 100_000)
@@ -23,17 +22,7 @@ def test_no_load_is_larger_than_the_dynamic_programmes(name):
     assert keeps_limits(problem, Wanted("load", None), np.array(found.part))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Layer-resnet50_inference",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in DYNAMIC_PROGRAMME
-            if name != "Layer-resnet50_inference"
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", workloads("Layer-resnet50_inference"))
 def test_no_load_without_a_cycle_is_larger_than_the_dynamic_programmes(name):
     problem = workload(name)
     found = partitioned(
