@@ -10,6 +10,7 @@ from hocket.errors import PlanError
 from hocket.ir import Device, Edge, Graph, Lane, Link, Machine, Op, Plan
 from invariants import illegality
 from strategies import legal_cases, mutated_plans
+from support.refusals import fails
 
 MACHINE = Machine(
     (Device("cpu0", cores=4), Device("smt", cores=2, smt=2), Device("gpu0", "cuda", cores=80)), (Link("s", "w", 1e6),)
@@ -39,8 +40,7 @@ def test_refuses_what_brute_force_refuses_and_nothing_else(data):
 
 
 def test_every_op_once_and_nothing_else():
-    with pytest.raises(PlanError, match="op 'b' of the graph is run by no lane"):
-        check(AB, Plan((Lane("x", ("a",)),)))
+    fails(PlanError, "op 'b' of the graph is run by no lane", check, AB, Plan((Lane("x", ("a",)),)))
     with pytest.raises(PlanError, match="lane 'x' runs op 'c', which the graph does not have") as caught:
         check(AB, Plan((Lane("x", ("a", "b", "c")),)))
     assert (caught.value.op, caught.value.lane) == ("c", "x")
@@ -54,8 +54,7 @@ def test_deadlocks_between_lanes_are_named():
         assert f"op '{part}" in str(caught.value)
     with pytest.raises(PlanError, match="op 'a' is told to wait for 'b'"):
         check(AB, Plan((Lane("x", ("a",)), Lane("y", ("b",))), {"a": ("b",)}))
-    with pytest.raises(PlanError, match="op 'a' is told to wait for 'a'"):
-        check(AB, Plan((Lane("x", ("a", "b")),), {"a": ("a",)}))
+    fails(PlanError, "op 'a' is told to wait for 'a'", check, AB, Plan((Lane("x", ("a", "b")),), {"a": ("a",)}))
 
 
 BAD_LANES = {
@@ -131,8 +130,7 @@ def test_two_lanes_on_one_core():
     lanes = (narrow("x", ("a", "b"), 0), narrow("y", ("c",), 0))
     with pytest.raises(PlanError, match=r"ops '[ab]' \(lane 'x', cores 0\) and 'c' \(lane 'y', cores 0\) share|'c'"):
         check(ABC, Plan(lanes))
-    with pytest.raises(PlanError, match="share a core of 'cpu0', and nothing orders them"):
-        check(ABC, Plan(lanes, {"c": ("a",)}))
+    fails(PlanError, "share a core of 'cpu0', and nothing orders them", check, ABC, Plan(lanes, {"c": ("a",)}))
     check(ABC, Plan(lanes, {"c": ("b",)}))
     check(ABC, Plan(lanes, {"c": ("a",), "b": ("c",)}))
 
@@ -157,8 +155,7 @@ def test_sharing_is_not_transitive():
         Lane("right", ("c",), width=2, cores=(2, 3)),
     )
     check(ABC, Plan(lanes, {"b": ("a", "c")}))
-    with pytest.raises(PlanError, match="'b'"):
-        check(ABC, Plan(lanes, {"b": ("a",)}))
+    fails(PlanError, "'b'", check, ABC, Plan(lanes, {"b": ("a",)}))
 
 
 def test_the_same_core_of_another_device_is_another_core():
@@ -168,8 +165,7 @@ def test_the_same_core_of_another_device_is_another_core():
 def test_lanes_that_are_not_pinned_share_only_when_there_are_too_few_cores():
     loose = [Lane(f"lane{op}", (op,), width=2) for op in "abc"]
     check(ABC, Plan(tuple(loose)))
-    with pytest.raises(PlanError, match="width 2, not pinned"):
-        check(ABC, Plan(tuple(loose)), FOUR_CORES)
+    fails(PlanError, "width 2, not pinned", check, ABC, Plan(tuple(loose)), FOUR_CORES)
     check(ABC, Plan(tuple(loose), {"b": ("a",), "c": ("b",)}), FOUR_CORES)
     check(ABC, Plan((loose[0], loose[1], narrow("z", ("c",), 0, "cpu1"))), FOUR_CORES)
     with pytest.raises(PlanError, match="not pinned"):

@@ -15,6 +15,7 @@ from hocket.errors import FormatError
 from hocket.ir import Costs, Graph, Machine, Op, Span, Timeline
 from hocket.ir._fields import MAX_FILE_BYTES, named_failures, save_document
 from strategies import any_costs, any_graphs, any_machines, any_timelines
+from support.refusals import fails
 
 NOUNS = {
     "graph": Graph((Op("a"),)),
@@ -220,8 +221,7 @@ def test_a_bad_field_is_named_with_its_file(tmp_path, noun, fields, problem):
 def test_bytes_that_are_no_text(tmp_path):
     path = tmp_path / "noun.json"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(FormatError, match=r"noun\.json: not JSON"):
-        Graph.load(path)
+    fails(FormatError, r"noun\.json: not JSON", Graph.load, path)
 
 
 @each_noun

@@ -8,6 +8,7 @@ from hypothesis import given
 from hocket.errors import FormatError
 from hocket.ir import Edge, Graph, Op
 from strategies import graphs
+from support.refusals import fails
 
 A, B, C = Op("a"), Op("b"), Op("c")
 
@@ -59,10 +60,8 @@ def test_cycle_beside_sound_ops_names_only_the_cycle():
 
 @pytest.mark.parametrize("size", [-1.0, math.nan, math.inf])
 def test_sizes_are_checked_in_memory_too(size):
-    with pytest.raises(FormatError, match=r"op 'a'.*flops|flops.*op 'a'"):
-        Graph((Op("a", flops=size),))
-    with pytest.raises(FormatError, match=r"edges\[0\].*'a' -> 'b'"):
-        Graph((A, B), (Edge("a", "b", size),))
+    fails(FormatError, r"op 'a'.*flops|flops.*op 'a'", Graph, (Op("a", flops=size),))
+    fails(FormatError, r"edges\[0\].*'a' -> 'b'", Graph, (A, B), (Edge("a", "b", size),))
 
 
 def test_ops_that_are_together_stand_in_the_file(tmp_path):

@@ -4,6 +4,7 @@ from hypothesis import given
 from hocket.errors import FormatError
 from hocket.ir import Lane, Plan
 from strategies import any_plans
+from support.refusals import fails
 
 
 @given(plan=any_plans())
@@ -64,12 +65,9 @@ def test_bad_line_is_named(problem):
 
 
 def test_a_name_with_white_space_does_not_become_two():
-    with pytest.raises(FormatError, match="'a b'"):
-        Plan((Lane("x", ("a b",)),))
-    with pytest.raises(FormatError, match="'my planner'"):
-        Plan((Lane("x"),), planner="my planner")
-    with pytest.raises(FormatError, match="comma: 'a,b'"):
-        Plan((Lane("x", ("a,b", "c")),), {"c": ("a,b",)})
+    fails(FormatError, "'a b'", Plan, (Lane("x", ("a b",)),))
+    fails(FormatError, "'my planner'", Plan, (Lane("x"),), planner="my planner")
+    fails(FormatError, "comma: 'a,b'", Plan, (Lane("x", ("a,b", "c")),), {"c": ("a,b",)})
 
 
 def test_lane_of_and_length():

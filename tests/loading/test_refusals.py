@@ -12,7 +12,7 @@ from hocket.errors import ExecutionError, FormatError, InputError
 from hocket.loading import finish, load
 from loading.files import Failing, Memory, stored, untied
 from loading.nets import Net, nothing_remains, output, threads
-from support.refusals import refused
+from support.refusals import fails, refused
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,7 @@ def test_a_reader_that_fails_is_told_by_the_forward_each_time(after):
     reader = Failing(data, after)
     load(model, reader, order=["other.weight", "conv.weight"])
     for _ in range(2):
-        with pytest.raises(ExecutionError, match=r"'[a-z._]+' has not arrived: memory: ConnectionResetError: the peer"):
-            output(model)
+        fails(ExecutionError, r"'[a-z._]+' has not arrived: memory: ConnectionResetError: the peer", output, model)
     with pytest.raises(ExecutionError):
         finish(model)
     assert threads() == []
@@ -84,8 +83,7 @@ def test_what_failed_to_arrive_stays_an_error_after_a_load_of_the_rest(monkeypat
         finish(model)
     load(model, Memory(stored({"weight": values["weight"]})), strict=False)
     assert model.weight.sum() == 6
-    with pytest.raises(ExecutionError, match="'bias' has not arrived"):
-        model(torch.ones(2))
+    fails(ExecutionError, "'bias' has not arrived", model, torch.ones(2))
 
 
 def test_what_a_file_has_for_a_module_that_is_none_is_no_error():
@@ -101,8 +99,7 @@ def test_what_has_arrived_before_a_failure_can_be_used(monkeypatch):
     model = torch.nn.Linear(2, 3)
     load(model, Failing(stored({"weight": torch.ones(3, 2), "bias": torch.ones(3)}), 24), order=["weight"])
     assert model.weight.sum() == 6
-    with pytest.raises(ExecutionError, match="'bias' has not arrived"):
-        model(torch.ones(2))
+    fails(ExecutionError, "'bias' has not arrived", model, torch.ones(2))
 
 
 def test_a_file_that_turns_out_to_be_truncated_is_told_with_the_tensor():
@@ -112,8 +109,7 @@ def test_a_file_that_turns_out_to_be_truncated_is_told_with_the_tensor():
     reader.size = None
     model = torch.nn.Linear(2, 3)
     load(model, reader)
-    with pytest.raises(ExecutionError, match=r"has not arrived: memory: FormatError: .* truncated: 4 more bytes"):
-        model(torch.ones(2))
+    fails(ExecutionError, r"has not arrived: memory: FormatError: .* truncated: 4 more bytes", model, torch.ones(2))
     with pytest.raises(FormatError, match="truncated"):
         load(model, Memory(data[:-4]))
 
@@ -128,8 +124,7 @@ def test_a_stream_that_cannot_start_is_told(monkeypatch):
         changed.setattr(threading.Thread, "start", start)
         with pytest.raises(RuntimeError, match="can't start"):
             load(model, Memory(data))
-    with pytest.raises(ExecutionError, match="'weight' has not arrived: memory: RuntimeError: can't start"):
-        model(torch.ones(2))
+    fails(ExecutionError, "'weight' has not arrived: memory: RuntimeError: can't start", model, torch.ones(2))
     load(model, Memory(data))
     assert model(torch.ones(2)).tolist() == [3, 3, 3]
 
@@ -146,8 +141,7 @@ def test_only_regular_files_are_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero.json").symlink_to("/dev/zero")
     for path in (tmp_path / "pipe", "/dev/zero", tmp_path / "zero.json"):
-        with pytest.raises(FormatError, match="expected a regular file"):
-            load(torch.nn.Linear(2, 3), path)
+        fails(FormatError, "expected a regular file", load, torch.nn.Linear(2, 3), path)
     refused("expected a path, got", load, torch.nn.Linear(2, 3), ["a\0b"])
 
 
@@ -164,8 +158,7 @@ def test_an_index_names_files_beside_it(tmp_path, name):
 def test_an_index_that_is_hostile_is_one_error(tmp_path, text):
     path = tmp_path / "index.json"
     path.write_text(text)
-    with pytest.raises(FormatError, match=r"index\.json: not JSON"):
-        load(torch.nn.Linear(2, 3), path)
+    fails(FormatError, r"index\.json: not JSON", load, torch.nn.Linear(2, 3), path)
 
 
 def test_arguments_are_checked():

@@ -15,6 +15,7 @@ from hocket.loading import finish, load
 from hocket.planning.transfers.orders import exact_order
 from hocket.planning.transfers.receives import receives_of
 from loading.files import HeldBack, Memory, stored
+from support.refusals import fails
 
 IN = torch.ones(3)
 
@@ -116,8 +117,7 @@ def test_a_reader_that_needs_the_model_is_told():
             return super().read_at(offset, length)
 
     load(model, Circular(DATA))
-    with pytest.raises(ExecutionError, match=r"reading it needs 'bias', which it has yet to read"):
-        model(IN)
+    fails(ExecutionError, r"reading it needs 'bias', which it has yet to read", model, IN)
 
 
 @given(

@@ -14,7 +14,7 @@ from safetensors.torch import load as reference_load
 from hocket.errors import FormatError
 from hocket.loading import open_weights
 from loading.files import Memory, OneWay, raw, stored
-from support.refusals import refused
+from support.refusals import fails, refused
 
 FIRST, SECOND = stored({"a": torch.ones(2), "b": torch.zeros(3)}), stored({"c": torch.ones(1)})
 
@@ -63,8 +63,7 @@ def test_an_index_that_is_wrong_is_named(folder, weight_map, words):
 
 def test_an_index_that_is_no_json_is_named(folder):
     (folder / "index.json").write_text("{")
-    with pytest.raises(FormatError, match=r"index.json: not JSON"):
-        open_weights(folder / "index.json")
+    fails(FormatError, r"index.json: not JSON", open_weights, folder / "index.json")
 
 
 def test_what_is_no_file_is_refused(folder, tmp_path):
@@ -228,8 +227,7 @@ def test_what_safetensors_writes_is_read_as_it_was(tensors):
     ],
 )
 def test_a_file_that_cannot_be_right_is_named(data, words):
-    with pytest.raises(FormatError, match=words.replace("[", r"\[")):
-        opened(data)
+    fails(FormatError, words.replace("[", r"\["), opened, data)
     # What the reference takes is never refused here, but for names that stand twice and further keys.
     if "twice" not in words and "nothing else" not in words:
         with pytest.raises((SafetensorError, KeyError, ValueError, OverflowError)):
@@ -250,8 +248,7 @@ def test_more_axes_than_torch_has_are_refused():
 
 @given(st.binary(max_size=9))
 def test_bytes_that_are_no_file_raise_nothing_else(data):
-    with pytest.raises(FormatError, match="BytesIO"):
-        opened(data)
+    fails(FormatError, "BytesIO", opened, data)
 
 
 @given(st.integers(0, 200), st.integers(0, 255))

@@ -10,7 +10,7 @@ from hocket.errors import ExecutionError, FormatError, InputError
 from hocket.loading import load
 from hocket.loading.held import is_held
 from loading.files import Failing, Memory, OneWay, stored
-from support.refusals import refused
+from support.refusals import fails, refused
 
 
 class OwnLoad(torch.nn.Linear):
@@ -121,8 +121,7 @@ def test_a_load_that_is_refused_leaves_a_model_without_memory_as_it_was():
     refused(r"size mismatch for 1\.weight", load, model, Memory(stored({**values, "1.weight": torch.ones(3)})))
     truncated = Memory(stored(values)[:-4])
     truncated.size = None
-    with pytest.raises(FormatError, match="truncated"):
-        load(model, truncated)
+    fails(FormatError, "truncated", load, model, truncated)
     assert all(tensor.is_meta for tensor in model.state_dict().values())
     values.pop("1.weight")
     refused(r"in no file: 1\.weight", load, model, Memory(stored(values)), strict=False)
@@ -135,8 +134,7 @@ def test_what_failed_to_arrive_and_is_in_no_other_file_stays_an_error():
     model.register_load_state_dict_post_hook(lambda module, keys: None)
     load(model, Memory(stored({"weight": values["weight"]})), strict=False)
     assert torch.equal(model.weight, values["weight"])
-    with pytest.raises(ExecutionError, match="'bias' has not arrived"):
-        model(torch.ones(3))
+    fails(ExecutionError, "'bias' has not arrived", model, torch.ones(3))
 
 
 def test_a_file_of_another_model_is_told_in_torchs_words():

@@ -112,7 +112,7 @@ def test_lanes_of_cores_are_not_launched():
     assert timeline.by_op["b"].start_us == 11.0
 
 
-def fed(links: dict[str, list[float]], rates: dict[str, float], card: float, latency_us: float = 0.0, channels=1):
+def fed(links: dict[str, list[float]], rates: dict[str, float], card: float, latency_us: float = 0.0):
     """Spans of transfers of so many bytes from one server, whose card is shared, to workers over a link each."""
     ops, lanes = [], []
     for worker, sizes in links.items():
@@ -121,7 +121,7 @@ def fed(links: dict[str, list[float]], rates: dict[str, float], card: float, lat
         lanes.append(Lane(worker, tuple(names), "channel", f"server->{worker}"))
     machine = Machine(
         Machine.of(cores=1).devices,
-        tuple(Link("server", worker, rates[worker], latency_us, channels, ("card",)) for worker in links),
+        tuple(Link("server", worker, rates[worker], latency_us, cards=("card",)) for worker in links),
         cards=(NetworkCard("card", card),),
     )
     found = simulate(Graph(tuple(ops)), Plan(tuple(lanes)), Costs({}), machine)

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.checking import check
-from hocket.errors import InputError
 from hocket.ir import Costs, Device, Edge, Graph, Lane, Machine, Op, Plan
 from hocket.simulation import simulate
 from hocket.simulation.smt import sharing_of
 from invariants import illegality, shared_core_simulation
 from strategies import graphs
+from support.refusals import refused
 
 
 @st.composite
@@ -107,5 +107,4 @@ def test_nobody_shares_where_no_lane_names_a_sibling():
 
 
 def test_a_wake_up_cannot_be_negative():
-    with pytest.raises(InputError, match=r"expected wait_us >= 0, got -1\.0"):
-        simulate(Graph(()), Plan(()), Costs({}), Machine.of(cores=1), -1.0)
+    refused(r"expected wait_us >= 0, got -1\.0", simulate, Graph(()), Plan(()), Costs({}), Machine.of(cores=1), -1.0)
