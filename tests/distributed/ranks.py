@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed import TCPStore
 
 import forked
@@ -20,7 +21,7 @@ from benchmarks.namespaces import Namespace, enter
 
 
 class Ranks:
-    """`world` processes that each run ``function(rank, say, *arguments)``; the test has their store, as torchrun has.
+    """`world` processes that each run ``function(rank, say, *arguments)`` with one thread; the test has their store.
 
     The store listens at `host`, and ranks that have `ends` run in these network namespaces. ``say(word)`` tells the
     test something; `heard` waits for it. Leaving the context ends whoever is left.
@@ -174,6 +175,7 @@ def _run(pipe, settings, function, arguments) -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
+    torch.set_num_threads(1)
     try:
         value = function(rank, lambda word: pipe.send(("said", word)), *arguments)
     except BaseException as error:  # noqa: BLE001 (told to the test)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.namespaces import switched, unavailable_reason
-from distributed.faulty import TIMEOUT_S, Stops, serve, stop_in_mid_transfer, work
+from distributed.faulty import TIMEOUT_S, Stops, part_of_job, serve, stop_in_mid_transfer, work
 from distributed.ranks import Ranks, listening, returned
 from distributed.training import batches, check_as_together, tensors_of, training
 from hocket import distribute
@@ -84,16 +84,8 @@ def test_a_link_that_goes_down_ends_the_job_within_the_timeout_and_names_who_is_
 
 
 def late(rank, say):
-    of = training("adam")
-    if rank == 1:
-        time.sleep(1.0)
-    if rank == 2:
-        return serve(of, 60.0)
-    with work(of, 60.0) as fast:
-        for batch in batches(rank, 3):
-            fast(batch)
-        fast.gather()
-    return tensors_of(of) if rank == 0 else None
+    time.sleep(1.0 if rank == 1 else 0.0)
+    return part_of_job(rank, 3, timeout_s=60.0)
 
 
 def test_a_worker_that_comes_late_takes_part_from_the_first_step():

@@ -6,29 +6,25 @@ import time
 
 import pytest
 
-from distributed.faulty import Stops, serve, work
+from distributed.faulty import Stops, part_of_job, serve, work
 from distributed.ranks import Ranks, ended
-from distributed.training import batches, check_as_together, tensors_of, training
+from distributed.training import batches, check_as_together, training
 
 STEPS = 150
 
 
 def train(rank, say, servers=1, wait_s=30.0):
     """Rank 1 is killed or stopped before its third step; rank 0 goes slowly until another one is there."""
-    of = training("adam", width=100)
-    if rank >= 2:
-        return serve(of, survive=True, num_servers=servers)
     stops = Stops(say, "before its request" if rank == 1 else None, wait_s)
-    with work(of, num_servers=servers) as fast:
-        for step, batch in enumerate(batches(rank, STEPS)):
-            if step == 2:
-                fast.synchronize()  # the gradients of its second step have arrived; else they count where they have
-                stops.at("before its request")
-            if step > 2 and not fast._membership.store.check(["there"]):
-                time.sleep(0.1)
-            fast(batch)
-        fast.gather()
-    return tensors_of(of)
+
+    def before(fast, step):
+        if step == 2:
+            fast.synchronize()  # the gradients of its second step have arrived; else they count where they have
+            stops.at("before its request")
+        if step > 2 and not fast._membership.store.check(["there"]):
+            time.sleep(0.1)
+
+    return part_of_job(rank, STEPS, before, width=100, num_servers=servers, survive=True)
 
 
 def come_again(rank, say, servers=1, width=100):

@@ -5,27 +5,23 @@ import time
 
 import pytest
 
-from distributed.faulty import TIMEOUT_S, Stops, serve, stop_in_mid_transfer, work
+from distributed.faulty import TIMEOUT_S, Stops, part_of_job, stop_in_mid_transfer
 from distributed.ranks import Ranks, returned
-from distributed.training import batches, check_as_together, tensors_of, training
+from distributed.training import check_as_together, training
 
 
 def survive(rank, say, victim_stops_at, steps, wait_s=30.0):
     """Train on; worker 1 waits somewhere in its third step to be killed or stopped. Worker 0 returns what it has."""
-    of = training("adam")
-    if rank == 2:
-        return serve(of, survive=True)
     stops = Stops(say, victim_stops_at if rank == 1 else None, wait_s)
-    with work(of) as fast:
-        for step, batch in enumerate(batches(rank, steps)):
-            if step == 2:
-                fast.synchronize()  # the gradients of its second step have arrived
-                stops.at("before its request")
-                if victim_stops_at == "in mid-transfer" and rank == 1:
-                    stop_in_mid_transfer(stops)
-            fast(batch)
-        fast.gather()
-    return tensors_of(of)
+
+    def before(fast, step):
+        if step == 2:
+            fast.synchronize()  # the gradients of its second step have arrived
+            stops.at("before its request")
+            if victim_stops_at == "in mid-transfer" and rank == 1:
+                stop_in_mid_transfer(stops)
+
+    return part_of_job(rank, steps, before, survive=True)
 
 
 @pytest.mark.parametrize("place", ["before its request", "in mid-transfer"])
@@ -60,16 +56,7 @@ def test_a_worker_that_is_stopped_is_left_behind_and_ends_when_it_goes_on(place)
 
 def rest(rank, say, seconds):
     """Worker 1 does something else between two steps, for longer than anybody waits for a silent rank."""
-    of = training("adam")
-    if rank == 2:
-        return serve(of)
-    with work(of) as fast:
-        for step, batch in enumerate(batches(rank, 4)):
-            if step == 2 and rank == 1:
-                time.sleep(seconds)
-            fast(batch)
-        fast.gather()
-    return tensors_of(of) if rank == 0 else None
+    return part_of_job(rank, 4, lambda fast, step: time.sleep(seconds if step == 2 and rank == 1 else 0.0))
 
 
 @pytest.mark.slow

@@ -128,7 +128,6 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def train_stage(rank: int, say, name: str, stages: int, schedule: str = "1f1b", ranks: int = 0) -> dict[str, float]:
     """One step of a schedule; for each parameter of the rank how far its gradient is from eager's, relatively."""
-    torch.set_num_threads(1)
     ranks = ranks or stages
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
     model, batch = model_and_batch(name)

@@ -1,7 +1,6 @@
 """Ranks whose ops move when the test wants it: numbers and decisions are planted, all else is as ever."""
 
 import itertools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,8 +8,7 @@ from typing import Any
 
 import torch
 
-from distributed.stages.test_on_meta import on_meta
-from distributed.stages.trained import Work, flat, scattered, stages_of, work_of
+from distributed.stages.trained import Work, divided_by, flat, on_meta, stages_of, work_of
 from distributed.training import tensors_of
 from hocket import distribute
 from hocket.adaptation.assistants import OpMove
@@ -46,10 +44,6 @@ def planted(times: int) -> Planted:
     decide = Planted(times)
     rebalancing.decide = decide
     return decide
-
-
-def divided_by(work: Work, rank: int, seed: int) -> dict[str, int]:
-    return scattered(work, int(os.environ["WORLD_SIZE"]), seed) if rank == 0 else {}
 
 
 class Saver:
@@ -105,7 +99,6 @@ def rank_of_moves(rank, say, name, optimizer, count, seed, executor, times, ever
     Without `has_values` only rank 0 begins with a model that has some. Returns what `rank_of_stages` does, with the
     migrations beside the plan; then what that checkpoint was.
     """
-    torch.set_num_threads(1)
     decide = planted(times)
     work = work_of(name, optimizer) if has_values or rank == 0 else on_meta(name, optimizer)
     saver = Saver(work, rank)

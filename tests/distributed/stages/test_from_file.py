@@ -10,8 +10,17 @@ from safetensors.torch import save_file
 from torch import nn
 
 from distributed.ranks import Ranks, returned
-from distributed.stages.test_on_meta import on_meta
-from distributed.stages.trained import Work, check_as_alone, first_blocks, flat, squared, stages_of, wide, work_of
+from distributed.stages.trained import (
+    Work,
+    check_as_alone,
+    first_blocks,
+    flat,
+    on_meta,
+    squared,
+    stages_of,
+    wide,
+    work_of,
+)
 from distributed.training import tensors_of
 from hocket.distributed.job import captured_for
 from hocket.distributed.stages.from_file import ModelFile, check_fresh, check_optimizers_begin_from_zeros
@@ -41,7 +50,6 @@ def alone_from(path, name: str, optimizer: str, count: int):
 
 
 def train(rank, say, name, optimizer, steps, path, settings):
-    torch.set_num_threads(1)
     read = []
     usual = ModelFile.read
     ModelFile.read = lambda file, entries: read.append(usual(file, entries))
@@ -167,7 +175,6 @@ def test_what_is_in_no_file_has_to_be_at_rank_0():
 
 
 def differs(rank, say, paths, also):
-    torch.set_num_threads(1)
     work = on_meta("mixed")
     with stages_of(work, weights=paths[rank], timeout_s=20.0, executor="auto", **also) as fast:
         fast(work.batches[0])
@@ -188,7 +195,6 @@ WIDTH, DEPTH = 2048, 8
 
 def peak_of_a_job(rank, say, path):
     """MiB of the process's peak beyond what it took without a model; without a file rank 0 has the model's values."""
-    torch.set_num_threads(1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     work = wide(WIDTH, DEPTH, rows=4, device="meta" if rank or path else "cpu")
     captured = captured_at(1 if path else rank, work.step, work.model, work.optimizer, work.batches[0])

@@ -16,6 +16,7 @@ from hocket.distributed.stages.crossings import Borders, joined_graph, joined_or
 from hocket.distributed.stages.planner import check_fits, check_peaks, held_within, limits_of
 from hocket.ir import Plan
 from hocket.planning.critical_path import serial_peak_bytes
+from invariants import held_bytes
 from support.refusals import refused
 
 
@@ -78,19 +79,7 @@ def held_in_a_run(halves: Halves, plan, chance: random.Random) -> list[float]:
     alone = {op for each in halves.crossings if each.lasts for op in (each.send, each.recv)}
     rank_of = {op.name: rank for rank, part in enumerate(halves.parts) for op in part.graph.ops}
     graphs = [part.graph for part in halves.parts]
-    users: list[dict[str, set[str]]] = []
-    for graph in graphs:
-        kinds = {buffer.name: buffer.life for buffer in graph.buffers}
-        found: dict[str, set[str]] = {}
-        for op in graph.ops:
-            for buffer in (*op.reads, *op.writes):
-                if kinds.get(buffer) in ("step", "kept"):
-                    found.setdefault(buffer, set()).add(op.name)
-        users.append(found)
-    size = [{buffer.name: buffer.size_bytes for buffer in graph.buffers} for graph in graphs]
-    stays = [{buffer.name for buffer in graph.buffers if buffer.life == "kept"} for graph in graphs]
-    held = [sum(b.size_bytes for b in graph.buffers if b.life in ("lasting", "input")) for graph in graphs]
-    most, there = list(held), [set() for _ in graphs]
+    runs: list[list[tuple[str, str]]] = [[] for _ in graphs]
     begun: set[str] = set()
     ended: set[str] = set()
     at = dict.fromkeys((lane.name for lane in plan.lanes), 0)
@@ -116,21 +105,12 @@ def held_in_a_run(halves: Halves, plan, chance: random.Random) -> list[float]:
         if what == "begin":
             begun.add(op)
             at[lane] += 1
-            rank = rank_of[op]
-            for buffer in graphs[rank][op].writes:
-                if buffer in users[rank] and buffer not in there[rank]:
-                    there[rank].add(buffer)
-                    held[rank] += size[rank][buffer]
-            most[rank] = max(most[rank], held[rank])
+            runs[rank_of[op]].append((op, "start"))
             continue
         for over in (op, pairs[op]) if op in pairs else (op,):
             ended.add(over)
-            rank = rank_of[over]
-            for buffer in {*graphs[rank][over].reads, *graphs[rank][over].writes}:
-                if buffer in there[rank] and buffer not in stays[rank] and users[rank][buffer] <= ended:
-                    there[rank].remove(buffer)
-                    held[rank] -= size[rank][buffer]
-    return most
+            runs[rank_of[over]].append((over, "end"))
+    return [max(held_bytes(graph, run)) for graph, run in zip(graphs, runs, strict=True)]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -156,7 +136,6 @@ def test_no_run_holds_more_than_was_predicted_with_waits_and_without(num_ranks):
 
 
 def trained(rank, say, name, share):
-    torch.set_num_threads(1)
     work = work_of(name, "adam")
     graph = captured_for(work.step, work.model, work.optimizer, work.batches[0]).graph
     limit = share * serial_peak_bytes(graph)

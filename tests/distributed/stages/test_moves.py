@@ -11,15 +11,16 @@ import torch.distributed.checkpoint as dcp
 from torch import distributed
 
 from distributed.ranks import Ranks, returned
-from distributed.stages.moving import Saver, divided_by, moves_after, planted, rank_of_moves, saved_after
+from distributed.stages.moving import Saver, moves_after, planted, rank_of_moves, saved_after
 from distributed.stages.test_checkpoint import loaded
-from distributed.stages.trained import alone, check_as_alone, flat, same, stages_of, work_of
+from distributed.stages.trained import alone, check_as_alone, check_same, divided_by, flat, same, stages_of, work_of
 from distributed.training import tensors_of
 from hocket import distribute
 from hocket.adaptation.assistants import OpMove
 from hocket.distributed.stages import rebalancing
 from hocket.distributed.state import ShardState
 from hocket.errors import InputError
+from support.refusals import refused
 
 STEPS = 11  # one more than any checkpoint comes after: rank 0 has the memory of all until then
 TIMEOUT_S = 4.0
@@ -56,7 +57,6 @@ def test_a_net_with_a_norm_and_dropout_trains_the_same_while_ops_move():
 
 def rank_that_saves_by_parts(rank, say, path):
     """A checkpoint by parts is asked for by another thread while ops move."""
-    torch.set_num_threads(1)
     planted(1)
     work = work_of("mixed", "adam")
     distributed.init_process_group("gloo")
@@ -84,9 +84,7 @@ def test_a_checkpoint_that_is_asked_for_during_a_migration_is_that_of_after_it(t
             parameter.add_(1.0)
     loaded(read, tmp_path / "saved")
     _, wanted, _ = alone("mixed", "adam", saved_after(1, 3))
-    found = tensors_of(read)
-    assert found.keys() == wanted.keys()
-    assert all(same(found[name], value) for name, value in wanted.items())
+    check_same(tensors_of(read), wanted)
 
 
 @pytest.mark.slow
@@ -126,7 +124,6 @@ def rank_that_refuses(rank, say):
     def refuse(job, rank_of, order):
         raise InputError("have to share a rank: planted")
 
-    torch.set_num_threads(1)
     rebalancing.divided_again = refuse
     rebalancing.decide = always_the_first_unit
     work = work_of("mixed", "adam")
@@ -142,7 +139,6 @@ def always_the_first_unit(shares, rules, assignment):
 
 
 def rank_that_is_lost(rank, say, victim, place, file):
-    torch.set_num_threads(1)
     planted(1)
     work = work_of("mixed", "adam")
     torch.manual_seed(21)
@@ -179,12 +175,10 @@ def test_ranks_end_and_name_who_is_lost_while_ops_move(tmp_path, count, victim, 
         ranks.signal(victim, number)
         ranks.check_lost(victim)
     with np.load(tmp_path / "checkpoint.npz") as saved:  # of before
-        assert set(saved) == set(wanted)
-        assert all(same(saved[key], value) for key, value in wanted.items())
+        check_same(saved, wanted)
 
 
 def rank_of_another_mind(rank, say):
-    torch.set_num_threads(1)
     decide = planted(1)
     decide.told += [()] * rank  # ranks that decide otherwise, as if their numbers were others
     decide.times += rank
@@ -210,5 +204,4 @@ def test_ranks_that_decide_otherwise_are_named_before_anything_moves():
     ],
 )
 def test_wrong_options_are_named(options, words):
-    with pytest.raises(InputError, match=words):
-        distribute.stages(lambda: None, torch.nn.Linear(1, 1), None, **options)
+    refused(words, distribute.stages, lambda: None, torch.nn.Linear(1, 1), None, **options)

@@ -8,22 +8,12 @@ import torch
 from torch import nn
 
 from distributed.ranks import Ranks, returned
-from distributed.stages.trained import Work, alone, check_as_alone, flat, scattered, stages_of, work_of
-from distributed.training import tensors_of
+from distributed.stages.trained import alone, check_as_alone, on_meta, rank_of_stages, work_of
 from hocket import distribute
 from hocket.distributed.description import OF_RANK_0, described, difference
 from hocket.distributed.stages.memory import PartMemory, captured_at, given_memory
 from hocket.errors import InputError
 from hocket.tracing.state import inventory
-
-
-def on_meta(name: str, optimizer: str = "adam") -> Work:
-    """The same work, but its model has no values."""
-    work = work_of(name, optimizer)
-    for tensor in {id(t): t for t in (*work.model.parameters(), *work.model.buffers())}.values():
-        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        torch.utils.swap_tensors(tensor, nn.Parameter(made) if isinstance(tensor, nn.Parameter) else made)
-    return work
 
 
 def captured_twice(name: str):
@@ -68,31 +58,16 @@ def test_rank_0_has_the_values():
         captured_at(0, work.step, work.model, work.optimizer, work.batches[0])
 
 
-def train(rank, say, name, ranks, steps):
-    torch.set_num_threads(1)
-    if rank == 0:
-        work = work_of(name, "adam")
-        partition = scattered(work, ranks, 1)
-    else:
-        work, partition = on_meta(name), {}
-    torch.manual_seed(21)
-    with stages_of(work, partition=partition) as fast:
-        found = [flat(fast(work.batches[number % len(work.batches)])) for number in range(steps)]
-        fast.gather()
-    return found, tensors_of(work) if rank == 0 else None, torch.get_rng_state().numpy().copy()
-
-
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [("mixed", 2), *(pytest.param(n, 3, marks=pytest.mark.slow) for n in ("transformer", "resnet20", "lstm-cells"))],
 )
 def test_ranks_without_values_train_as_one_process_does(name, ranks):
-    ends = returned(train, ranks, name, ranks, 5, timeout_s=150)
+    ends = returned(rank_of_stages, ranks, name, "adam", 5, 1, "python", False, timeout_s=150)
     check_as_alone(ends, alone(name, "adam", 5))
 
 
 def reads_a_value(rank, say):
-    torch.set_num_threads(1)
     with torch.device("meta" if rank else "cpu"):
         model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

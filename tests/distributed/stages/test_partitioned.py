@@ -136,7 +136,6 @@ def test_torchrun_starts_a_job_anew(tmp_path):
 
 
 def until_lost(rank, say, victim):
-    torch.set_num_threads(1)
     work = plain()
     fast = stages_of(work, partition=scattered(work, 3, 4), timeout_s=TIMEOUT_S)
     for number in range(100):
@@ -162,7 +161,6 @@ def test_ranks_end_and_name_who_is_lost(victim, number):
 
 
 def differs(rank, say, what):
-    torch.set_num_threads(1)
     work, batch = plain(), torch.ones(3, 4)
     partition = halves(work)
     if what == "batch" and rank == 1:
@@ -257,7 +255,6 @@ def test_a_division_names_ops_and_ranks_that_are_not_there():
 
 def gathered_twice(rank, say, state):
     """Three steps, gather, three more, gather: shapes that are there after a step, and both checkpoints of rank 0."""
-    torch.set_num_threads(1)
     work = plain()
     if rank == 0 and state is not None:
         work.model.load_state_dict({name: torch.from_numpy(value) for name, value in state[0].items()})
@@ -318,7 +315,6 @@ def status_mib(key: str) -> float:
 
 def peak_of_steps(rank, say, whole):
     """MiB beyond those of a process without a model, at the peak of three steps, after two."""
-    torch.set_num_threads(1)
     before, work = status_mib("VmRSS"), wide(width=1536, depth=8, rows=32)
     found = nullcontext(work.step)
     if not whole:

@@ -1,5 +1,6 @@
 """Training steps that ranks divide between them, and one process that trains the same."""
 
+import os
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -131,6 +132,15 @@ def work_of(name: str, optimizer: str) -> Work:
     return Work(job.model, job.optimizer, job.step, [job.batch(number) for number in range(4)])
 
 
+def on_meta(name: str, optimizer: str = "adam") -> Work:
+    """The same work, but its model has no values."""
+    work = work_of(name, optimizer)
+    for tensor in {id(t): t for t in (*work.model.parameters(), *work.model.buffers())}.values():
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        torch.utils.swap_tensors(tensor, nn.Parameter(made) if isinstance(tensor, nn.Parameter) else made)
+    return work
+
+
 def stages_of(work: Work, **settings: Any) -> distribute.PartitionedStep:
     """A rank's part of the work; by Python threads, unless something else is asked for."""
     return distribute.stages(
@@ -164,9 +174,13 @@ def check_as_alone(ends: list, expected: tuple[list, dict[str, Any], Any]) -> No
         for step, (one, other) in enumerate(zip(results, mine, strict=True)):
             assert all(same(a, b) for a, b in zip(one, other, strict=True)), (rank, step)
         assert same(state, random_state), rank
-    found = ends[0][1]
-    assert found.keys() == checkpoint.keys()
-    for key, value in checkpoint.items():
+    check_same(ends[0][1], checkpoint)
+
+
+def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Two checkpoints, to the bit."""
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
         assert same(found[key], value), key
 
 
@@ -188,28 +202,29 @@ def scattered(work: Work, ranks: int, seed: int) -> dict[str, int]:
     return {name: rank_of_leader[find(name)] for name in leader}
 
 
-def rank_of_stages(rank, say, name, optimizer, count, division, executor="python", **settings):
-    """A rank of a whole job; returns what the steps return, (rank 0) all of a checkpoint, random state, ops, bytes."""
-    torch.set_num_threads(1)
-    work = work_of(name, optimizer)
-    partition = None
-    if isinstance(division, int):
-        import os
+def divided_by(work: Work, rank: int, seed: int) -> dict[str, int]:
+    """What rank 0 gives as a partition: see `scattered`."""
+    return scattered(work, int(os.environ["WORLD_SIZE"]), seed) if rank == 0 else {}
 
-        partition = scattered(work, int(os.environ["WORLD_SIZE"]), division) if rank == 0 else None
-    else:
-        settings |= division
+
+def rank_of_stages(rank, say, name, optimizer, count, division, executor="python", has_values=True):
+    """A rank of a whole job; returns what the steps return, (rank 0) all of a checkpoint, random state, ops, plan.
+
+    Without `has_values` only rank 0 begins with a model that has some.
+    """
+    work = work_of(name, optimizer) if has_values or rank == 0 else on_meta(name, optimizer)
+    settings = {"partition": divided_by(work, rank, division)} if isinstance(division, int) else division
     torch.manual_seed(21 if rank == 0 else 99)
-    if rank != 0:
+    if rank != 0 and has_values:
         with torch.no_grad():
             for parameter in work.model.parameters():
                 parameter.add_(1.0)  # what rank 0 has counts
-    with stages_of(work, partition=partition, executor=executor, **settings) as fast:
+    with stages_of(work, executor=executor, **settings) as fast:
         found = [flat(fast(work.batches[number % len(work.batches)])) for number in range(count)]
         fast.gather()
         ops = [op.name for op in fast.part.graph.ops if op.role not in ("recv", "send")]
         plan = str(fast.plan)
-    return found, tensors_of(work), torch.get_rng_state().numpy().copy(), ops, plan
+    return found, tensors_of(work) if rank == 0 else None, torch.get_rng_state().numpy().copy(), ops, plan
 
 
 def same(one, other) -> bool:
