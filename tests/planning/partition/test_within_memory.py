@@ -95,6 +95,12 @@ def test_peaks_are_those_of_a_walk_op_by_op(parts):
             assert sum(found.size_bytes[buffer] for buffer in at_peak) == pytest.approx(found.of(part)[number])
 
 
+def test_what_no_op_writes_is_held_by_none_and_freed_by_none():
+    """A graph without its transfers reads what a receive wrote."""
+    graph = Graph((Op("a", reads=("x",)), Op("b", writes=("y",))), buffers=(Buffer("x", 8.0), Buffer("y", 8.0)))
+    assert PartPeaks(graph, graph.order, 1).of([0, 0]) == [8.0]
+
+
 def test_moves_lower_the_farthest_peak_and_keep_what_is_wanted():
     for seed in range(10):
         graph = random_step(seed)
