@@ -2,7 +2,7 @@
 
 from invariants.optima import longest_path_us, moldable_optimum_us, optimum_us, placement_faults
 from invariants.plans import all_waits, direct_waits, held_bytes, illegality, lost_orders
-from invariants.timelines import naive_gpu_simulation, naive_simulation, shared_core_simulation, timeline_faults
+from invariants.timelines import naive_gpu_simulation, naive_simulation, shared_core_simulation
 
 __all__ = [
     "all_waits",
@@ -17,5 +17,4 @@ __all__ = [
     "optimum_us",
     "placement_faults",
     "shared_core_simulation",
-    "timeline_faults",
 ]
