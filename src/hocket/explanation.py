@@ -164,7 +164,7 @@ class _Look:
         for _ in range(2):  # tensors that get gradients are known once one step was recorded
             recorder = StepRecorder(self.watch, self.places, self.job.model, self.job.optimizer, leaves)
             with alone():
-                self._made(partial(self.watch.run, self.step, counts=False, by=recorder))
+                self._made(partial(self.watch.run, self.step, by=recorder))
             found = recorder.recorded
             if found.trace is not None:
                 graph = captured_from(found.trace, recorder.signature, self.step, found.batch).graph

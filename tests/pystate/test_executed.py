@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import cProfile
 import dis
 import gc
 import inspect
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+from hocket.errors import CaptureError
 from hocket.pystate.bytecode import globals_of, with_nested
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.kinds import reachable
 from hocket.pystate.origins import origin
+from hocket.pystate.watch import PurityWatch
 
 
 class Cycle:
@@ -81,6 +85,26 @@ def test_the_collector_stays_as_it_was() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_watch_within_another_and_within_a_profiler_in_python_sees_what_is_asked() -> None:
+    outer, inner, seen = ExecutedCode(), ExecutedCode(), []
+    sys.setprofile(lambda frame, event, argument: seen.append(argument))
+    try:
+        with outer.watching(), inner.watching():
+            time.time()
+    finally:
+        sys.setprofile(None)
+    assert list(outer.world) == list(inner.world) != []
+    assert time.time in seen
+
+
+def test_a_step_under_a_profiler_in_c_is_not_watched_and_not_run() -> None:
+    def step(batch: int) -> None:
+        raise AssertionError
+
+    with cProfile.Profile(), pytest.raises(CaptureError, match="profile the step once it is planned"):
+        PurityWatch(step, ()).run(step, 0)
 
 
 @pytest.mark.parametrize(

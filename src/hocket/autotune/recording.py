@@ -53,7 +53,7 @@ def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
         return _recorded_region(config, batch, signature_of(places, batch))
     recorder = StepRecorder(config.watch, places, config.model, config.optimizer, leaves)
     with alone(), in_form(places, form):
-        seen = config.watch.run(config.step, batch, counts=False, by=recorder)
+        seen = config.watch.run(config.step, batch, by=recorder)
     found = _judged(config, seen, recorder)
     if found.is_settled:
         config.watch.executed.met_before.clear()  # a list of its activations, say

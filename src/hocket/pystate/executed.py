@@ -1,11 +1,8 @@
 """Notes which code a step runs (see `code_names`), what it asks of the world outside, and which objects it meets.
 
-Two of Python's own hooks report it:
-
-- `sys.setprofile` reports calls of Python and of C functions. Among the latter are clocks, files and sockets: what
-  they return is no state that could be watched, so a step that asks them is refused by name. And it reports returns:
-  objects in the variables of the user's functions are watched wherever they come from.
-- where a profiler owns that hook, `sys.settrace` reports calls of Python functions.
+The hook of `sys.setprofile` reports calls of Python and of C functions. Among the latter are clocks, files and sockets:
+what they return is no state that could be watched, so a step that asks them is refused by name. And it reports returns:
+objects in the variables of the user's functions are watched wherever they come from.
 
 Code of ops that are written in Python (`torch.library`) is not looked at, since a planned step runs it, too. Composite
 ones are taken apart, so theirs is. What Python's collector runs (finalizers, callbacks) is no part of the step.
@@ -102,6 +99,7 @@ class ExecutedCode(CodeNames):
         self.met_before: dict[int, Any] = {}
         self._warned, self._warned_before = set[str](), set[str]()  # lines that showed a warning in the last two steps
         self._skipped: FrameType | None = None  # runs an op written in Python, or has called the collector
+        self._outer: Callable[..., Any] | None = None  # hook of the watch around this one, or of a profiler
         self._facts: dict[int, _CodeFacts] = {}  # by address: code is slow to hash
 
     @contextmanager
@@ -109,21 +107,20 @@ class ExecutedCode(CodeNames):
         """Note all code that this thread runs meanwhile.
 
         Raises:
-            CaptureError: a profiler and a debugger own both of Python's hooks.
+            CaptureError: see `outer_hook`.
         """
-        set_hook, hook = self._free_hook()
+        self._outer = outer_hook()
         self.world = {}
         self._warned, self._warned_before = set(), self._warned
-        self.reads_text = self.reads_text or set_hook is sys.settrace  # which sees no C functions
         self.num_new_of_user = 0
         self.lines.outside = watching_frame()
         known = len(self.codes)
         with collections_held():
-            set_hook(hook)
+            sys.setprofile(self._profiled)
             try:
                 yield
             finally:
-                set_hook(None)
+                sys.setprofile(self._outer)
                 self._noted(known)
 
     def _noted(self, num_known: int) -> None:
@@ -140,13 +137,6 @@ class ExecutedCode(CodeNames):
         values = [held() if type(held) is weakref.ref and id(held) != at else held for at, held in found]
         return [value for value in values if value is not None]
 
-    def _free_hook(self) -> tuple[Callable[[Any], None], Callable[..., Any]]:
-        if sys.getprofile() is None:
-            return sys.setprofile, self._profiled
-        if sys.gettrace() is None:
-            return sys.settrace, self._traced
-        raise CaptureError("a profiler and a debugger own both of Python's hooks, so the step cannot be watched")
-
     @property
     def holders(self) -> tuple[Any, ...]:
         """Tables that hold objects of the step because they were met."""
@@ -159,6 +149,8 @@ class ExecutedCode(CodeNames):
 
     def _profiled(self, frame: FrameType, event: str, arg: Any) -> None:
         # It runs at each event, thousands of times a step: what is rare comes last, and what is known is not asked.
+        if self._outer is not None:
+            self._outer(frame, event, arg)
         facts = self._facts.get(id(frame.f_code)) or self._facts_of(frame)
         if facts.looks_on and event != "call" and self._skipped is None and arg is not gc.collect:
             return
@@ -208,21 +200,6 @@ class ExecutedCode(CodeNames):
             facts.is_added = True
             self.add(code, frame.f_globals)
 
-    def _traced(self, frame: FrameType, event: str, arg: Any) -> None:
-        caller: FrameType | None = frame
-        while caller is not self.lines.outside and caller is not None:
-            if caller.f_code is _SINK:
-                self.calls_sinks = True
-                return
-            if _is_op(caller) and _is_leaf_op(caller):
-                return
-            caller = caller.f_back
-        facts = self._facts_of(frame)
-        self.lines.entered(frame, facts.of_user)
-        if not facts.is_added:
-            facts.is_added = True
-            self.add(frame.f_code, frame.f_globals)
-
     def _facts_of(self, frame: FrameType) -> _CodeFacts:
         if id(frame.f_code) not in self._facts:
             self._facts[id(frame.f_code)] = _CodeFacts(frame.f_code, frame.f_globals)
@@ -253,6 +230,18 @@ class ExecutedCode(CodeNames):
         self.persistent |= {id(each): each for each in gc.get_referrers(code) if isinstance(each, FunctionType)}
 
 
+def outer_hook() -> Callable[..., Any] | None:
+    """The hook for calls that this thread has already, if any.
+
+    Raises:
+        CaptureError: it is that of a profiler written in C, which Python code cannot call.
+    """
+    found = sys.getprofile()
+    if found is not None and not callable(found):
+        raise CaptureError("a profiler sees all calls, and no other can meanwhile: profile the step once it is planned")
+    return found
+
+
 def _counts(facts: _CodeFacts, caller: FrameType) -> bool:
     """False for code of Python's own library that runs for torch, or loads a library for it, or is a recorder's."""
     file = caller.f_code.co_filename
@@ -279,7 +268,6 @@ def _is_op(frame: FrameType) -> bool:
 
 
 keep_from_dynamo(ExecutedCode._profiled)  # called within functions that are compiled, too
-keep_from_dynamo(ExecutedCode._traced)
 
 
 def _is_leaf_op(frame: FrameType) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
@@ -23,11 +22,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from hocket.errors import CaptureError
 from hocket.pystate.appended import AppendedList
 from hocket.pystate.batches import batch_findings, held_by, kinds_in, reads_out_of_sight
 from hocket.pystate.changes import Change, containers_at, differences
-from hocket.pystate.executed import ExecutedCode
+from hocket.pystate.executed import ExecutedCode, outer_hook
 from hocket.pystate.findings import finding, line_about
 from hocket.pystate.kinds import reachable
 from hocket.pystate.places import (
@@ -96,8 +94,6 @@ class PurityWatch:
         self,
         step: Callable[[Any], Any],
         batch: Any,
-        *,
-        counts: bool = True,
         by: Callable[[Callable[[Any], Any], Any], Any] | None = None,
     ) -> Watched:
         """Run and watch one ordinary step.
@@ -105,13 +101,13 @@ class PurityWatch:
         Args:
             step: makes it.
             batch: of the step.
-            counts: whether the step has to be watched. Otherwise, where Python's hooks are taken, it runs without.
             by: calls the step that it is given with the batch. The code that it runs besides is not watched.
 
         Raises:
             CaptureError: the step cannot be watched. It was not run.
             Exception: whatever the step raises.
         """
+        outer_hook()  # or the step cannot be watched
         for kind in kinds_in(batch):
             self.executed.persistent[id(kind)] = kind  # its class attributes are read by its code, and are guarded
         before, last = self.look() if self.num_watched else None, self._last
@@ -122,12 +118,7 @@ class PurityWatch:
         held = list(map(held_by, leaves))
 
         def watched(batch: Any) -> Any:
-            with ExitStack() as stack:
-                try:
-                    stack.enter_context(self.executed.watching())
-                except CaptureError:
-                    if counts:
-                        raise
+            with self.executed.watching():
                 return step(batch)
 
         functools.update_wrapper(watched, step)  # whose lines a reason names
