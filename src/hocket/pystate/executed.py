@@ -32,7 +32,7 @@ from hocket.pystate import settings
 from hocket.pystate.code_names import LOOKING_ON, CodeNames, file_of
 from hocket.pystate.layout import weakly
 from hocket.pystate.op_lines import OpLines, watching_frame
-from hocket.pystate.origins import OURS, TORCH, origin, user_line
+from hocket.pystate.origins import OURS, TORCH, frames_from, origin, user_line
 from hocket.pystate.strict import is_strict, reads_text, strict_function
 from hocket.pystate.world import as_called, asked_of_the_world, is_quiet
 from hocket.sinks import Sink
@@ -253,12 +253,13 @@ def _counts(facts: _CodeFacts, caller: FrameType) -> bool:
 
 def _is_for_user(frame: FrameType | None) -> bool:
     """True if a frame of Python's own library runs on behalf of the user: not to import a module, and not for torch."""
-    caller = frame
-    while caller is not None and origin(caller.f_code.co_filename) == "stdlib":
-        if caller.f_code.co_filename.startswith(_IMPORTS[0]) or _IMPORTS[1] in caller.f_code.co_filename:
+    for each in frames_from(frame):
+        file = each.f_code.co_filename
+        if origin(file) != "stdlib":
+            return each is frame or origin(file) != "torch"
+        if file.startswith(_IMPORTS[0]) or _IMPORTS[1] in file:
             return False
-        caller = caller.f_back
-    return caller is frame or caller is None or origin(caller.f_code.co_filename) != "torch"
+    return True
 
 
 def _is_op(frame: FrameType) -> bool:

@@ -15,7 +15,7 @@ import itertools
 from types import CodeType, FrameType
 from typing import Any
 
-from hocket.pystate.origins import origin
+from hocket.pystate.origins import frames_from, origin
 
 _CATCHING = frozenset(("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT"))
 _ROOTS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF"))
@@ -27,11 +27,8 @@ _UNKNOWN = object()
 
 def may_catch(frame: FrameType | None, outside: FrameType | None) -> bool:
     """Return whether a frame of the user's or a library's, from this one out to `outside`, may catch its error."""
-    while frame is not None and frame is not outside:
-        if origin(frame.f_code.co_filename) in ("user", "library") and _catches(frame):
-            return True
-        frame = frame.f_back
-    return False
+    own = (each for each in frames_from(frame, outside) if origin(each.f_code.co_filename) in ("user", "library"))
+    return any(map(_catches, own))
 
 
 def _catches(frame: FrameType) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hocket.pystate.apart import Reach, reach_of
-from hocket.pystate.origins import OPTIM, OURS, TORCH, origin
+from hocket.pystate.origins import OPTIM, OURS, TORCH, frames_from, origin
 
 # Methods of tensors that look at one, and are no work.
 _LOOKS = frozenset(
@@ -112,23 +112,19 @@ class OpLines:
                 self.bound[frame.f_code] = {name: reach_of(value) for name, value in frame.f_locals.items()}
 
     def _note_call(self, frame: FrameType | None) -> None:
-        while frame is not None and frame is not self.outside:
-            if _role(frame.f_code.co_filename) in _OF_USER:
-                self.calls.add((frame.f_code, frame.f_lasti))
-            frame = frame.f_back
+        own = (each for each in frames_from(frame, self.outside) if _role(each.f_code.co_filename) in _OF_USER)
+        self.calls.update((each.f_code, each.f_lasti) for each in own)
 
     def _note_op(self, frame: FrameType | None, trains: bool) -> None:
         found: list[tuple[CodeType, int]] = []
-        while frame is not None and frame is not self.outside:
-            code = frame.f_code
-            role = _role(code.co_filename)
+        for each in frames_from(frame, self.outside):
+            role = _role(each.f_code.co_filename)
             if role == "text" or (role == "tracing" and not found):
                 return
             if role == "optimizer":
                 trains = True
             elif role in _OF_USER:
-                found.append((code, frame.f_lasti))
-            frame = frame.f_back
+                found.append((each.f_code, each.f_lasti))
         self.ops.update(found)
         if trains:
             self.trains.update(found)
@@ -142,10 +138,8 @@ def places(instructions: Collection[tuple[CodeType, int]], code: CodeType) -> se
 
 def watching_frame() -> FrameType | None:
     """The frame that has begun to watch: those around it are no part of the step."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (frame.f_code.co_flags & CO_GENERATOR or frame.f_code.co_filename == _CONTEXTS):
-        frame = frame.f_back
-    return frame
+    codes = ((each, each.f_code) for each in frames_from(sys._getframe(1)))
+    return next((each for each, c in codes if not c.co_flags & CO_GENERATOR and c.co_filename != _CONTEXTS), None)
 
 
 @functools.cache

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import itertools
 import os
 import site
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -70,28 +72,31 @@ def is_user_code(code: CodeType) -> bool:
     return origin(code.co_filename) == "user"
 
 
+def frames_from(frame: FrameType | None, end: FrameType | None = None) -> Iterator[FrameType]:
+    """Yield a frame and those around it, the innermost first, up to `end`, which is left out."""
+    while frame is not None and frame is not end:
+        yield frame
+        frame = frame.f_back
+
+
 def user_line(frame: FrameType | None = None) -> str:
     """``train.py:12`` of the innermost frame of the user's, and ``, in layers.py:34`` where that calls a library."""
-    frame, of_library = frame or sys._getframe(1), ""
-    while frame is not None:
-        file = frame.f_code.co_filename
+    of_library = ""
+    for each in frames_from(frame or sys._getframe(1)):
+        file = each.f_code.co_filename
         whose = origin(file)
         if whose == "user":
-            return f"{Path(file).name}:{frame.f_lineno}" + (of_library and f", in {of_library}")
+            return f"{Path(file).name}:{each.f_lineno}" + (of_library and f", in {of_library}")
         if whose == "library" and not of_library:
-            of_library = f"{Path(file).name}:{frame.f_lineno}"
-        frame = frame.f_back
+            of_library = f"{Path(file).name}:{each.f_lineno}"
     return of_library or "an unknown line"
 
 
 def runs_optimizer() -> bool:
     """True if the innermost code of the user's that is running has called an optimizer of torch's."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and origin(frame.f_code.co_filename) not in ("user", "library"):
-        if frame.f_code.co_filename.startswith(OPTIM):
-            return True
-        frame = frame.f_back
-    return False
+    files = (each.f_code.co_filename for each in frames_from(sys._getframe(1)))
+    inner = itertools.takewhile(lambda file: origin(file) not in ("user", "library"), files)
+    return any(file.startswith(OPTIM) for file in inner)
 
 
 def step_line(step: Any, *, returns: bool = False) -> str:
@@ -110,8 +115,5 @@ def step_line(step: Any, *, returns: bool = False) -> str:
 
 def level_of_user() -> int:
     """The number of frames from its caller up to the first one outside of hocket and torch."""
-    frame: FrameType | None = sys._getframe(1)
-    level = 1
-    while frame is not None and origin(frame.f_code.co_filename) == "torch":
-        frame, level = frame.f_back, level + 1
-    return level
+    files = (each.f_code.co_filename for each in frames_from(sys._getframe(1)))
+    return 1 + sum(1 for _ in itertools.takewhile(lambda file: origin(file) == "torch", files))

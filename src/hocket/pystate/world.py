@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 from types import FrameType
 from typing import Any
 
-from hocket.pystate.origins import origin
+from hocket.pystate.origins import frames_from, origin
 
 _CLOCKS = frozenset(
     ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "thread_time")
@@ -40,12 +41,11 @@ def as_called(asked: str, frame: FrameType) -> str:
     """The function of Python's library that the user's code, or a library's, has called."""
     if not asked.startswith(("posix.", "nt.")):
         return asked
-    called: FrameType | None = None
-    caller: FrameType | None = frame
-    while caller is not None and origin(caller.f_code.co_filename) == "stdlib":
-        called, caller = caller, caller.f_back
-    name = called and f"{called.f_globals.get('__name__', '')}.{called.f_code.co_qualname}"
-    return name.replace("genericpath.", "os.path.").replace("posixpath.", "os.path.") if name else asked
+    inner = list(itertools.takewhile(lambda each: origin(each.f_code.co_filename) == "stdlib", frames_from(frame)))
+    if not inner:
+        return asked
+    name = f"{inner[-1].f_globals.get('__name__', '')}.{inner[-1].f_code.co_qualname}"
+    return name.replace("genericpath.", "os.path.").replace("posixpath.", "os.path.")
 
 
 def is_quiet(frame: FrameType, asked: str) -> bool:
