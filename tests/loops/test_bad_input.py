@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextvars
 import ctypes
 import functools
 import io
@@ -284,8 +285,15 @@ class Slotted:
         self.value = 1.0
 
 
-def test_slots_with_one_unfilled():
-    assert check(holding(Slotted, lambda s: s.value)).verdicts[0][0] == "planned"
+def context():
+    made = contextvars.copy_context()
+    made.run(contextvars.ContextVar("weight").set, 0.5)
+    return made
+
+
+@pytest.mark.parametrize(("make", "use"), [(Slotted, lambda slots: slots.value), (context, len)])
+def test_slots_with_one_unfilled_and_variables_of_a_context_are_read(make, use):
+    assert check(holding(make, use)).verdicts[0][0] == "planned"
 
 
 def test_slot_that_is_changed_between_steps():

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.arguments import Arguments, Unfolded
 from hocket.pystate.layout import foreign_base, instance_dict, slot_value, slots_of
-from hocket.pystate.places import is_plain, same, shown
+from hocket.pystate.places import is_plain, items_of, same, shown
 
 # Beyond these an object is no batch: it is left as one leaf, which cannot be seen.
 MAX_DEPTH, MAX_LEAVES = 12, 2000
@@ -242,8 +242,7 @@ def _content(value: Any, kind: type) -> tuple[tuple[Any, ...], list[Any], dict[s
     if isinstance(value, dict):
         items = list(dict.items(value))
     elif isinstance(value, (list, tuple)):
-        base: Any = list if isinstance(value, list) else tuple
-        items = list(enumerate(base.__iter__(value)))
+        items = list(enumerate(items_of(value)))
     if not all(is_plain(key) for key, _ in items):
         raise _TooLargeError
     keys = (tuple(attributes), tuple((type(key), key) for key, _ in items))

@@ -11,6 +11,9 @@ import torch
 
 from hocket.pystate.places import ABSENT, are_like, is_a, kind_of, same
 
+# How a value is compared; the numbers are those of native/guarded.h.
+IDENTITY, EQUAL, NUMBER, TENSOR, TREE, NONE_THERE, TREE_OF_NUMBERS = range(7)
+
 
 class PythonTable:
     """Python version of the native `GuardTable`. Methods that add a group return its number."""
@@ -90,7 +93,7 @@ class PythonTable:
             try:
                 return test(read())
             except error:
-                return kind == 5  # unbound
+                return kind == NONE_THERE
 
         return self.add_test(holds)
 
@@ -108,17 +111,17 @@ def _tests(values: Sequence[Any], kinds: Sequence[int]) -> list[Callable[[Any], 
 
 
 def _test(value: Any, kind: int) -> Callable[[Any], bool]:
-    if kind == 1:
+    if kind == EQUAL:
         return lambda now: same(now, value)
-    if kind == 2:
+    if kind == NUMBER:
         return lambda now: type(now) is type(value)
-    if kind == 3:
+    if kind == TENSOR:
         expected = _meta(value)
         return lambda now: is_a(now, torch.Tensor) and _meta(now) == expected
-    if kind in (4, 6):
+    if kind in (TREE, TREE_OF_NUMBERS):
         kept = _kept(value)
-        return lambda now: are_like(kept, now, numbers=kind == 6)
-    if kind == 5:
+        return lambda now: are_like(kept, now, numbers=kind == TREE_OF_NUMBERS)
+    if kind == NONE_THERE:
         return lambda now: now is ABSENT
     return lambda now: now is value
 

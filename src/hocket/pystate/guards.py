@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
+from contextvars import Context
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hocket import native
 from hocket.pystate.changes import Change, containers_at, differences, is_followed
-from hocket.pystate.guard_table import PythonTable
+from hocket.pystate.guard_table import EQUAL, IDENTITY, NONE_THERE, NUMBER, TENSOR, TREE, TREE_OF_NUMBERS, PythonTable
 from hocket.pystate.places import (
     ABSENT,
     EMPTY_KINDS,
@@ -33,6 +33,7 @@ from hocket.pystate.places import (
     is_empty,
     is_number,
     is_plain,
+    items_of,
     members_of,
     same,
 )
@@ -40,8 +41,6 @@ from hocket.pystate.torch_kinds import HOOK_TABLES
 from hocket.pystate.walk import Reachable
 from hocket.pystate.watch import PurityWatch
 
-# How a value is compared; the numbers are those of native/guarded.h.
-IDENTITY, EQUAL, NUMBER, TENSOR, TREE, NONE_THERE, TREE_OF_NUMBERS = range(7)
 # The effect of a step on a place where it puts a tensor.
 A_TENSOR = object()
 
@@ -245,8 +244,7 @@ def _test_of(group: Group) -> Callable[[], bool]:
         now = _contents(owner)
         return len(now) == len(values) and all(map(same, now, values))
 
-    base: Any = set if is_a(owner, set) else frozenset
-    return (lambda: members_of(base.__iter__(owner)) == values[0]) if group.kind == "set" else holds
+    return (lambda: members_of(items_of(owner)) == values[0]) if group.kind == "set" else holds
 
 
 def _safe(test: Callable[[], bool]) -> Callable[[], bool]:
@@ -262,11 +260,6 @@ def _safe(test: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def _contents(owner: Any) -> list[Any]:
-    if is_a(owner, ContextVar):
-        return [owner.get(None)]
     if is_a(owner, np.ndarray):
         return list(np.ndarray.view(owner, np.ndarray).flat)
-    if is_a(owner, MappingProxyType):
-        return list(owner.values())
-    base: Any = collections.deque if is_a(owner, collections.deque) else type(owner)
-    return list(base.__iter__(owner))
+    return list(owner.values()) if is_a(owner, (MappingProxyType, Context)) else items_of(owner)

@@ -34,12 +34,12 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.function_like import FunctionLike, PerInstance
 from hocket.pystate.executed import ExecutedCode
-from hocket.pystate.layout import foreign_base
+from hocket.pystate.layout import foreign_base, is_changeable
 from hocket.pystate.origins import is_user_code, origin
-from hocket.pystate.places import ABSENT, Group, Path, describe, is_a, is_immutable, members_of
+from hocket.pystate.places import ABSENT, Group, Path, describe, is_a, is_immutable, items_of, members_of
 from hocket.pystate.tokens import GENERATORS, ITERATORS, OF_NUMPY, OF_RANDOM, iterator_state
 from hocket.pystate.torch_kinds import TorchKinds, is_ours
-from hocket.pystate.walk import CODE_OF_OTHERS, MAX_ITEMS, MAX_VALUES, Reachable
+from hocket.pystate.walk import CODE_OF_OTHERS, MAX_VALUES, Reachable
 from hocket.sinks import Sink
 
 MAX_ARRAY_BYTES = 1 << 20
@@ -48,11 +48,13 @@ _LOGGING_SLOTS = frozenset(("level", "disabled", "handlers", "filters", "propaga
 
 _MethodOfC = type(vars(torch._C.DispatchKeySet)["add"])  # of classes that pybind11 makes
 _FieldOfTuple = type(vars(collections.namedtuple("_Pair", "first second"))["first"])
-_IMMUTABLE: tuple[type, ...] = (
-    types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
-    types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, types.FrameType,
-    types.TracebackType, re.Pattern, re.Match, operator.itemgetter, torch._ops.OpOverload,
-    torch._ops.OpOverloadPacket, _FieldOfTuple, _MethodOfC, object, Sink,
+_IMMUTABLE: frozenset[type] = frozenset(
+    (
+        types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
+        types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType,
+        types.FrameType, types.TracebackType, re.Pattern, re.Match, operator.itemgetter, torch._ops.OpOverload,
+        torch._ops.OpOverloadPacket, _FieldOfTuple, _MethodOfC, object, Sink,
+    )
 )  # fmt: skip
 # Modules whose C types are values, or hold nothing that a step could read without being watched otherwise.
 _TRUSTED_C = ("torch", "numpy", "typing", "_operator", "_sre", "datetime", "_decimal", "uuid", "_abc", "zoneinfo",
@@ -68,11 +70,9 @@ class Kinds(TorchKinds):
 
     def visit(self, value: Any, path: Path) -> None:
         kind = type(value)
-        rule = _VISITORS.get(kind)
-        if rule is None:
-            rule = _VISITORS[kind] = _visitor(kind)
+        rule, has_attributes = _visitor(kind)  # type: ignore[arg-type]
         rule(self, value, path)
-        if kind not in _LOOKED_INTO and not issubclass(kind, _WITH_OWN_RULE) and not is_ours(value):
+        if has_attributes and not is_ours(value):
             self.attributes(value, path)
 
     # ---------------------------------------------------------------------------------------------------- functions
@@ -249,23 +249,16 @@ class Kinds(TorchKinds):
         self.add("sequence", value, path, list(value), list(value.values()), "[]")
 
     def sequence(self, value: Any, path: Path) -> None:
-        kind = "list" if is_a(value, list) else "sequence"
-        base: Any = next(each for each in (list, tuple, collections.deque) if is_a(value, each))
-        if base.__len__(value) > MAX_ITEMS:
-            self.refuse(path, f"has {base.__len__(value)} items, too many to watch")
-            return
-        items = list(base.__iter__(value))
-        self.add(kind, value, path, range(len(items)), items, "[]")
+        items = items_of(value)
+        if self.are_few(len(items), "items", path):
+            self.add("list" if is_a(value, list) else "sequence", value, path, range(len(items)), items, "[]")
 
     def members(self, value: Any, path: Path) -> None:
-        base: Any = set if is_a(value, set) else frozenset
-        items = list(base.__iter__(value))
-        if len(items) > MAX_ITEMS:
-            self.refuse(path, f"has {len(items)} members, too many to watch")
-            return
-        self.found.groups[id(value), "set"] = Group("set", value, path, ("",), (members_of(items),))
-        self.found.num_values += len(items)
-        self.todo += [(each, (path, "member of {}", None)) for each in items if not is_immutable(each)]
+        items = items_of(value)
+        if self.are_few(len(items), "members", path):
+            self.found.groups[id(value), "set"] = Group("set", value, path, ("",), (members_of(items),))
+            self.found.num_values += len(items)
+            self.todo += [(each, (path, "member of {}", None)) for each in items if not is_immutable(each)]
 
     def exception(self, value: BaseException, path: Path) -> None:
         keys = ("args", "__cause__", "__context__")
@@ -329,22 +322,24 @@ _RULES: tuple[tuple[Any, Callable[[Kinds, Any, Path], None]], ...] = (
     (types.GenericAlias, Kinds.nothing),
     ((int, float, complex, str, bytes, enum.Enum, threading.local, types.SimpleNamespace), Kinds.nothing),
 )
-_VISITORS: dict[type, Callable[[Kinds, Any, Path], None]] = dict.fromkeys(_IMMUTABLE, Kinds.nothing)
-# Types whose instances have no attributes of the user's, and rules that look at attributes themselves.
-_LOOKED_INTO = frozenset(
-    (
-        dict, list, tuple, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict,
-        types.CellType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, np.ndarray, bytearray,
-        memoryview, ContextVar, Context, types.MappingProxyType, PerInstance, *_IMMUTABLE, *ITERATORS,
-    )
-)  # fmt: skip
+# Kinds whose rules look at attributes themselves, or that need none.
 _WITH_OWN_RULE = (
     torch.Tensor, nn.Module, torch.optim.Optimizer, type, types.ModuleType, logging.Logger, logging.Handler,
-    torch.utils.data.DataLoader, FunctionLike,
+    torch.utils.data.DataLoader, FunctionLike, PerInstance,
 )  # fmt: skip
 
 
-def _visitor(kind: type) -> Callable[[Kinds, Any, Path], None]:
+@functools.cache
+def _visitor(kind: type) -> tuple[Callable[[Kinds, Any, Path], None], bool]:
+    """The rule for instances of a class, and True if further attributes of theirs may be the user's."""
+    if kind in _IMMUTABLE:
+        return Kinds.nothing, False
+    # Tables of hooks are ordered dicts, whose `__dict__` would be made by asking for it.
+    can_have = is_changeable(kind) or kind.__dictoffset__ != 0 or issubclass(kind, threading.local)
+    return _rule(kind), can_have and kind is not collections.OrderedDict and not issubclass(kind, _WITH_OWN_RULE)
+
+
+def _rule(kind: type) -> Callable[[Kinds, Any, Path], None]:
     for kinds, visit in _RULES:
         if issubclass(kind, kinds):
             return visit

@@ -11,7 +11,7 @@ import enum
 import functools
 import operator
 import struct
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass
@@ -42,6 +42,7 @@ _EXACT = frozenset(
 )  # fmt: skip
 EMPTY_KINDS = frozenset((list, dict, OrderedDict, defaultdict))
 _VALUES = (np.generic, np.dtype, enum.Enum)
+_CONTAINERS = (dict, list, tuple)
 
 _SHOWN_CHARACTERS = 60
 _SHOWN_BYTES = 16
@@ -70,17 +71,18 @@ def is_immutable(value: Any) -> bool:
     return is_plain(value) and not issubclass(type(value), enum.Enum)
 
 
+def items_of(value: Any) -> list[Any]:
+    """The items of one of Python's containers (the values of a dict), without code of a class derived from it."""
+    base: Any = next(each for each in (*_CONTAINERS, set, frozenset, deque) if is_a(value, each))
+    return list(dict.values(value) if base is dict else base.__iter__(value))
+
+
 def containers_in(value: Any) -> Iterator[Any]:
     """The tuple, list or dict that the value is, and those in it, the outer ones first."""
-    if is_a(value, dict):
-        items: Any = dict.values(value)
-    elif is_a(value, (list, tuple)):
-        items = (list if is_a(value, list) else tuple).__iter__(value)
-    else:
-        return
-    yield value
-    for each in items:
-        yield from containers_in(each)
+    if is_a(value, _CONTAINERS):
+        yield value
+        for each in items_of(value):
+            yield from containers_in(each)
 
 
 def is_empty(value: Any) -> bool:
@@ -193,20 +195,12 @@ def are_like(first: Any, second: Any, *, numbers: bool = False, spent: bool = Tr
         return False
     if type(first) is defaultdict and first.default_factory is not second.default_factory:
         return False
-    if is_a(first, dict):
-        items = [list(dict.items(each)) for each in (first, second)]  # no code of a class that is derived from it
-        if len(items[0]) != len(items[1]):
-            return False
-        return all(
-            same(one[0], other[0]) and are_like(one[1], other[1], numbers=numbers, spent=spent)
-            for one, other in zip(*items, strict=True)
-        )
-    for base in (tuple, list):
-        if is_a(first, base) and type(first) is not torch.Size:
-            parts = [list(base.__iter__(each)) for each in (first, second)]
-            like = functools.partial(are_like, numbers=numbers, spent=spent)
-            return len(parts[0]) == len(parts[1]) and all(map(like, *parts))
-    return same(first, second)
+    if not is_a(first, _CONTAINERS) or type(first) is torch.Size:
+        return same(first, second)
+    parts, others = items_of(first), items_of(second)
+    if len(parts) != len(others) or (is_a(first, dict) and not all(map(same, dict.keys(first), dict.keys(second)))):
+        return False
+    return all(map(functools.partial(are_like, numbers=numbers, spent=spent), parts, others))
 
 
 def _without_spent(tensor: torch.Tensor) -> torch.Tensor:

@@ -172,6 +172,12 @@ class Walk(ABC):
         """Note an object for which the step stays eager."""
         self.found.opaque[f"{describe(path)} {why}"] = None
 
+    def are_few(self, num: int, what: str, path: Path) -> bool:
+        """Return False, and refuse the object, if it holds too much."""
+        if num > MAX_ITEMS:
+            self.refuse(path, f"has {num} {what}, too many to watch")
+        return num <= MAX_ITEMS
+
     def state(self, owner: Any, path: Path, token: Any) -> None:
         """State that advances when it is read: compared, and never guarded."""
         self.found.groups[id(owner), "state"] = Group("state", owner, path, ("",), (token,))
@@ -193,8 +199,7 @@ class Walk(ABC):
         if table is vars(builtins):
             self.names(table, (None, "", "builtins"), self.executed.user_names.__contains__, but=_CODE)
             return
-        if dict.__len__(table) > MAX_ITEMS:
-            self.refuse(path, f"has {dict.__len__(table)} entries, too many to watch")
+        if not self.are_few(dict.__len__(table), "entries", path):
             return
         ordered = is_a(table, collections.OrderedDict)
         keys = list((collections.OrderedDict if ordered else dict).__iter__(table))
