@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -75,7 +75,6 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON has it."""
-        obstacles = [{"line": one.line, "reason": one.reason, "cure": one.cure} for one in self.obstacles]
         return {
             "target": self.name,
             "verdict": self.verdict,
@@ -83,7 +82,7 @@ class Explanation:
             "roles": self.roles,
             "written": list(self.written),
             "python": self.python,
-            "obstacles": obstacles,
+            "obstacles": [asdict(one) for one in self.obstacles],
         }
 
 

@@ -4,6 +4,6 @@
 - `walk`, `kinds`, `layout`, `places`, `tokens`: the state that such code can reach, object by object,
 - `watch`: ordinary steps are compared before and after,
 - `appended`: lists that only grow,
-- `undo`: what a trace has written is put back,
+- `parts`, `cuts`, `sinking`, `exchange`, `drawn`: a step is divided into Python around its ops, and the ops,
 - `guards`, `guard_table`: before each planned step, all that the step reads is compared with what it was.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -16,7 +16,6 @@ from hocket.pystate.places import (
     are_like,
     containers_in,
     is_immutable,
-    is_number,
     same,
     shown,
 )
@@ -98,32 +97,6 @@ def _changes(then: Group, now: Group) -> Iterator[Change]:
 
 def _hashable(key: Any) -> Any:
     return (type(key), key) if is_immutable(key) else id(key)
-
-
-def is_followed(
-    change: Change,
-    rebound: Iterable[Any],
-    moving: Iterable[Any],
-    containers: Container[int],
-    *,
-    numbers: bool,
-    spent: bool,
-) -> bool:
-    """Return whether a graph with the changed place as an input is valid for both values.
-
-    Args:
-        change: between two steps.
-        rebound: identities of the places whose tensors the graph reads anew.
-        moving: those of the places whose numbers it reads anew.
-        containers: addresses of those at `rebound` places (see `containers_at`).
-        numbers: the graph reads numbers anew in these containers, too.
-        spent: a graph that a backward has used up counts, as it does for a step that begins with the tensor.
-    """
-    identity = change.place.identity
-    if identity in moving and is_number(change.then):
-        return type(change.then) is type(change.now)
-    is_read = identity in rebound or id(change.place.owner) in containers
-    return is_read and are_like(change.then, change.now, numbers=numbers, spent=spent)
 
 
 def containers_at(found: Reachable, rebound: Iterable[Any]) -> frozenset[int]:

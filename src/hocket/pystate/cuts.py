@@ -56,7 +56,7 @@ class BodyCut:
         self.takes_all = takes_all
         self.middle, self.after = body.statements[:cut], body.statements[cut:]
         self.names: list[str] = []  # of what is drawn
-        self.moved: dict[str, ast.Assign] = {}  # name in the front -> what the middle does with what it stands for
+        self.moved: dict[str, ast.stmt] = {}  # name in the front -> what the middle does with what it stands for
         self.unsure: set[str] = set()  # names that the front may have left unbound
         self.drawing: list[ast.expr | ast.stmt] = []
         self.front: list[ast.stmt] = []  # what comes before
@@ -79,17 +79,17 @@ class BodyCut:
             return None
         before = None
         if self.drawing or early:
-            result = _tuple([_tuple(list(map(_load, names))), _tuple(list(map(_load, early)))])
-            before = self.body.compiled([*self.front, ast.Return(result)], ())
-        given = [_unpack(names, BEFORE)] if names else []
-        kept = [_UNSURE.format(name) for name in unsure]
-        returned = ast.Return(_tuple([*map(_load, sure), *map(_load, kept)]))
+            before = self.body.compiled([*self.front, *_written(f"return {_tuple(names)}, {_tuple(early)}")], ())
+        given = _written(f"{_tuple(names)} = {BEFORE}" if names else "")
+        kept_of = {name: _UNSURE.format(name) for name in unsure}
+        keeping = "".join(f"try: {k} = ({n},)\nexcept NameError: {k} = ()\n" for n, k in kept_of.items())
+        live_names = [*sure, *kept_of.values()]
         nodes = [_Early().visit(node) for node in self.nodes]
-        made = [*given, *nodes, *map(_kept_if_bound, unsure, kept), returned]
+        made = [*given, *nodes, *_written(f"{keeping}return {_tuple(live_names)}")]
         middle = self.body.compiled(made, (BEFORE,) if names else ())
-        taken = [_unpack(each, source) for each, source in ((early, BEFORE), ([*sure, *kept], LIVE)) if each]
-        bound = list(map(_bound_if_kept, unsure, kept))
-        after = self.body.compiled([*taken, *bound, *(s.node for s in self.after)], (BEFORE, LIVE))
+        taken = [f"{_tuple(each)} = {source}\n" for each, source in ((early, BEFORE), (live_names, LIVE)) if each]
+        taken += [f"for {n} in {k}: pass\n" for n, k in kept_of.items()]  # binds a name that was bound
+        after = self.body.compiled([*_written("".join(taken)), *(s.node for s in self.after)], (BEFORE, LIVE))
         return StepParts(
             before,
             middle,
@@ -179,8 +179,8 @@ class BodyCut:
         binding: list[ast.stmt] = []
         for name in sorted(names):
             kept = _DRAWN.format(f"{name}_{len(self.moved)}")
-            keeping.append(ast.copy_location(ast.Assign([ast.Name(kept, ast.Store())], _load(name)), node))
-            self.moved[kept] = ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], _load(kept)), node)
+            keep, self.moved[kept] = (ast.copy_location(n, node) for n in _written(f"{kept} = {name}; {name} = {kept}"))
+            keeping.append(keep)
             binding.append(self.moved[kept])
         return keeping, binding
 
@@ -261,7 +261,7 @@ class BodyCut:
         self.names.append(name)
         self.drawing.append(call)
         self.front.append(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], call), call))
-        _Exchange(call, ast.copy_location(_load(name), call)).visit(statement)
+        _Exchange(call, ast.copy_location(ast.Name(name, ast.Load()), call)).visit(statement)
 
     def _bound(self) -> set[str]:
         """Local names that have a value after the middle."""
@@ -309,7 +309,7 @@ class _Early(ast.NodeTransformer):
             return node
         if not isinstance(node, ast.Return):
             return self.generic_visit(node)
-        found = _tuple([node.value or ast.Constant(None), ast.Constant(RETURNED)])
+        found = ast.Tuple([node.value or ast.Constant(None), ast.Constant(RETURNED)], ast.Load())
         return ast.copy_location(ast.Return(ast.copy_location(found, node)), node)
 
 
@@ -355,25 +355,15 @@ def _calls_in_order(node: ast.AST, is_whole: Callable[[ast.Call], bool]) -> Iter
     yield from ((n, False) for n in ast.walk(node) if isinstance(n, ast.Call) and n not in seen)
 
 
-def _load(name: str) -> ast.Name:
-    return ast.Name(name, ast.Load())
+def _tuple(names: Iterable[str]) -> str:
+    """The text of a tuple of names."""
+    return f"({''.join(f'{name}, ' for name in names)})"
 
 
-def _tuple(elements: list[Any]) -> ast.Tuple:
-    return ast.Tuple(elements, ast.Load())
-
-
-def _unpack(names: Sequence[str], source: str) -> ast.stmt:
-    return ast.Assign([ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())], _load(source))
-
-
-def _kept_if_bound(name: str, kept: str) -> ast.stmt:
-    """``try: kept = (name,)``, and ``kept = ()`` where the name is not bound."""
-    store = ast.Name(kept, ast.Store())
-    unbound = ast.ExceptHandler(_load("NameError"), None, [ast.Assign([store], _tuple([]))])
-    return ast.Try([ast.Assign([store], _tuple([_load(name)]))], [unbound], [], [])
-
-
-def _bound_if_kept(name: str, kept: str) -> ast.stmt:
-    """``for name in kept: pass``: binds the name if it was bound."""
-    return ast.For(ast.Name(name, ast.Store()), _load(kept), [ast.Pass()], [])
+def _written(text: str) -> list[ast.stmt]:
+    """The statements of a text, which stand nowhere in the source of the step."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        for name in node._attributes:
+            delattr(node, name)
+    return tree.body

@@ -13,7 +13,6 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable
 from contextvars import Context
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from hocket import native
-from hocket.pystate.changes import Change, containers_at, differences, is_followed
+from hocket.pystate.changes import Change, containers_at, differences
 from hocket.pystate.guard_table import EQUAL, IDENTITY, NONE_THERE, NUMBER, TENSOR, TREE, TREE_OF_NUMBERS, PythonTable
 from hocket.pystate.places import (
     ABSENT,
@@ -133,14 +132,24 @@ class Guards:
         return [each for each in self._changes(self._watch.look(), spent=False) if not self._is_effect(each)]
 
     def _changes(self, now: Reachable, spent: bool = True) -> list[Change]:
-        follows = partial(is_followed, numbers=self._follows, spent=spent)
+        """All changes for which the graph is not valid. It begins with tensors, of which `spent` graphs count."""
         return [
             change
             for change in differences(self._found, now)
             if change.place.kind != "state"
             and id(change.place.owner) not in self._lists
-            and not follows(change, self._rebound, self._moving, self._containers)
+            and not self._is_followed(change, spent)
         ]
+
+    def _is_followed(self, change: Change, spent: bool) -> bool:
+        identity = change.place.identity
+        if identity in self._moving and is_number(change.then):
+            return type(change.then) is type(change.now)
+        return self._is_read(identity) and are_like(change.then, change.now, numbers=self._follows, spent=spent)
+
+    def _is_read(self, identity: Any) -> bool:
+        """True if the graph reads the value at a place anew, or the container that it is in."""
+        return identity in self._rebound or identity[1] in self._containers
 
     def _is_effect(self, change: Change) -> bool:
         place = change.place
@@ -210,7 +219,7 @@ class Guards:
         if value is ABSENT:
             return NONE_THERE
         identity = (group.kind, id(group.owner), group.keys[position])
-        is_read = identity in self._rebound or id(group.owner) in self._containers
+        is_read = self._is_read(identity)
         if is_plain(value) and is_number(value):
             return NUMBER if identity in self._moving or (is_read and self._follows) else EQUAL
         if is_plain(value) and (not is_read or identity in self._whole):
