@@ -38,9 +38,6 @@ class Sink:
         return Sink(self.function.__get__(instance, owner), (self.key, id(instance)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        self._made(args, kwargs)
-
-    def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         listener = _LISTENERS.get(threading.get_ident())
         if listener is None:
             self.function(*args, **kwargs)
@@ -76,7 +73,7 @@ def run_sinks(sinks: Sequence[Sink], calls: Sequence[Any]) -> None:
     """Make the calls of a planned step: of each sink with its arguments and keyword arguments."""
     for each, (args, kwargs) in zip(sinks, calls, strict=True):
         try:
-            each._made(args, kwargs)
+            each(*args, **kwargs)
         except Exception as error:
             error.__dict__["_is_of_hocket_sink"] = True
             raise

@@ -227,7 +227,7 @@ def _caption(record: EagerRecord) -> str:
 
 
 def _batches(
-    job: Job, number: int, captured: Captured | None, eager: Callable[[Any], Any], parts: Any = None
+    job: Job, number: int, captured: Captured | None, eager: Callable[[Any], Any], parts: Any
 ) -> Iterator[Any]:
     """Yield the batches from `number` on that fit the plan, if there is one.
 

@@ -245,7 +245,7 @@ def parsed(function: types.FunctionType, owner: Any) -> Body | None:
     node = copy.deepcopy(found[-1])
     if any(isinstance(n, ast.Name) and n.id in _LOOKING for n in ast.walk(node)):
         return None
-    if any(isinstance(n, (ast.Global, ast.Nonlocal)) for each in node.body for n in _within(each)):
+    if any(isinstance(n, (ast.Global, ast.Nonlocal)) for each in node.body for n in list(ast.walk(each))[1:]):
         return None
     _mangle(node, code.co_qualname.split("."))
     if any(map(_is_private, ast.walk(node))):
@@ -303,10 +303,7 @@ def span_of(node: ast.stmt) -> SourceSpan:
 
 def names_of(statements: Iterable[Statement], what: str) -> set[str]:
     """The names that any of the statements ``loads``, ``stores`` or has ``captured``."""
-    found: set[str] = set()
-    for statement in statements:
-        found |= getattr(statement, what)
-    return found
+    return set().union(*(getattr(statement, what) for statement in statements))
 
 
 def is_plain(node: ast.stmt, body: Body) -> bool:
@@ -380,7 +377,3 @@ def _mangle(node: ast.AST, path: Sequence[str]) -> None:
 def _is_private(node: ast.AST) -> bool:
     names = [getattr(node, key, None) for key in ("attr", "id", "arg", "name")]
     return any(isinstance(name, str) and name.startswith("__") and not name.endswith("__") for name in names)
-
-
-def _within(node: ast.AST) -> list[ast.AST]:
-    return [each for each in ast.walk(node) if each is not node]

@@ -67,7 +67,7 @@ class BodyCut:
         self._hoist()
         other = Exchange(self.body, self.nodes)
         self.nodes = other.nodes
-        if not (self.drawing or other.is_other or self._is_worth_it()):
+        if not (self.drawing or other.is_other) and all(_is_result(statement.node) for statement in self.after):
             return None
         passed = names_of(self.after, "loads") & names_of(self.middle, "stores")
         if names_of(self.middle, "captured") & names_of(self.after, "stores"):
@@ -100,10 +100,6 @@ class BodyCut:
             is_exchanged=other.is_other,
             asks=(*other.asks, self.body.is_current),
         )
-
-    def _is_worth_it(self) -> bool:
-        """True if more comes after than a result."""
-        return any(not _is_result(statement.node) for statement in self.after)
 
     def _hoist(self) -> None:
         """Move draws to the front, until one is met that cannot be, or code that could draw itself."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
+import itertools
 import os
 import random
 import sys
@@ -34,7 +36,6 @@ from hocket.pystate.layout import weakly
 from hocket.pystate.op_lines import OpLines, watching_frame
 from hocket.pystate.origins import OURS, TORCH, frames_from, origin, user_line
 from hocket.pystate.strict import is_strict, reads_text, strict_function
-from hocket.pystate.world import as_called, asked_of_the_world, is_quiet
 from hocket.sinks import Sink
 
 _SINK = Sink.__call__.__code__  # what it calls is not looked at
@@ -47,6 +48,20 @@ _SEEDING = (random.Random.seed.__code__, random.Random.setstate.__code__)
 
 # Values that are not worth a look: they cannot change, or are looked at otherwise.
 _UNMET = (torch.Tensor, ModuleType, type, tuple, str, int, float, complex, bytes, CodeType, FrameType)
+
+# Names of C functions that ask the world outside, and their modules.
+_CLOCKS = frozenset(
+    ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "thread_time")
+)
+_CALENDAR = frozenset(("now", "utcnow", "today"))
+_WORLD_MODULES = frozenset(("posix", "nt", "socket", "_socket", "select", "fcntl", "_posixsubprocess", "_ssl"))
+_HARMLESS = frozenset(("fspath", "getpid", "register_at_fork"))
+_INPUT = frozenset(("open", "input", "open_code"))
+_STREAMING = frozenset(
+    ("write", "writelines", "flush", "truncate", "read", "readline", "readlines", "readinto", "__next__")
+)
+# What these say of the time and the place is no business of the step; nor is where a module was found.
+_QUIET = ("linecache.py", "warnings.py", "threading.py", os.path.join("logging", "__init__.py"))
 
 
 class _CodeFacts:
@@ -216,10 +231,10 @@ class ExecutedCode(CodeNames):
             self.user_names.add(function.__name__)
         if name := strict_function(function):
             self.strict[f"{name} at {user_line(frame)}"] = None
-        asked = asked_of_the_world(function.__name__, getattr(function, "__module__", None), owner)
-        if not asked or (whose == "stdlib" and is_quiet(frame, asked)):
+        asked = _asked_of_the_world(function.__name__, getattr(function, "__module__", None), owner)
+        if not asked or (whose == "stdlib" and _is_quiet(frame, asked)):
             return
-        self.world[f"{as_called(asked, frame)} at {user_line(frame)}"] = None
+        self.world[f"{_as_called(asked, frame)} at {user_line(frame)}"] = None
 
     def _meet(self, value: Any) -> None:
         if value is not None and not issubclass(type(value), _UNMET):  # isinstance asks proxies
@@ -279,3 +294,32 @@ def _is_leaf_op(frame: FrameType) -> bool:
         return not name or not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     except RuntimeError:
         return True  # no op of this name
+
+
+def _asked_of_the_world(name: str, module: str | None, owner: Any) -> str:
+    """Describe the outside state (clock, file, ...) that a C function reads. Empty if none."""
+    if isinstance(owner, io.IOBase) and name in _STREAMING:
+        return f"{name} of a {type(owner).__name__}"
+    if (name in _CLOCKS and module == "time") or (name in _CALENDAR and isinstance(owner, type)):
+        return f"the clock ({name})"
+    if module in _WORLD_MODULES and name not in _HARMLESS:
+        return f"{module}.{name}"
+    if (name in _INPUT and module in ("io", "_io", "builtins")) or (name == "print" and module == "builtins"):
+        return name
+    return ""
+
+
+def _as_called(asked: str, frame: FrameType) -> str:
+    """The function of Python's library that the user's code, or a library's, has called."""
+    if not asked.startswith(("posix.", "nt.")):
+        return asked
+    inner = list(itertools.takewhile(lambda each: origin(each.f_code.co_filename) == "stdlib", frames_from(frame)))
+    if not inner:
+        return asked
+    name = f"{inner[-1].f_globals.get('__name__', '')}.{inner[-1].f_code.co_qualname}"
+    return name.replace("genericpath.", "os.path.").replace("posixpath.", "os.path.")
+
+
+def _is_quiet(frame: FrameType, asked: str) -> bool:
+    """Return True for a look at the time or a file that tells Python's library where it is."""
+    return frame.f_code.co_filename.endswith(_QUIET) and not asked.startswith(tuple(_STREAMING))

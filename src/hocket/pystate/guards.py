@@ -238,22 +238,24 @@ def _refilled(found: Reachable, rebound: Iterable[Any]) -> tuple[Any, ...]:
 
 def _is_safe_member(value: Any) -> bool:
     """Return whether looking the value up in a set runs no user code."""
-    return is_plain(value) or (_default(value, "__hash__") and _default(value, "__eq__"))
-
-
-def _default(value: Any, method: str) -> bool:
-    return getattr(type(value), method) is getattr(object, method)
+    kind: Any = type(value)
+    return is_plain(value) or (kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__)
 
 
 def _test_of(group: Group) -> Callable[[], bool]:
     """Build the check that a set, a deque or the like still has the same members."""
     owner, values = group.owner, list(group.values)
+    if group.kind == "set":
+        return lambda: members_of(items_of(owner)) == values[0]
 
     def holds() -> bool:
-        now = _contents(owner)
+        if is_a(owner, np.ndarray):
+            now = list(np.ndarray.view(owner, np.ndarray).flat)
+        else:
+            now = list(owner.values()) if is_a(owner, (MappingProxyType, Context)) else items_of(owner)
         return len(now) == len(values) and all(map(same, now, values))
 
-    return (lambda: members_of(items_of(owner)) == values[0]) if group.kind == "set" else holds
+    return holds
 
 
 def _safe(test: Callable[[], bool]) -> Callable[[], bool]:
@@ -266,9 +268,3 @@ def _safe(test: Callable[[], bool]) -> Callable[[], bool]:
             return False
 
     return holds
-
-
-def _contents(owner: Any) -> list[Any]:
-    if is_a(owner, np.ndarray):
-        return list(np.ndarray.view(owner, np.ndarray).flat)
-    return list(owner.values()) if is_a(owner, (MappingProxyType, Context)) else items_of(owner)

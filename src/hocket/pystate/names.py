@@ -78,7 +78,4 @@ def surely_bound(node: ast.stmt) -> set[str]:
 
 
 def _all_bound(statements: Sequence[ast.stmt]) -> set[str]:
-    found: set[str] = set()
-    for each in statements:
-        found |= surely_bound(each)
-    return found
+    return set().union(*map(surely_bound, statements))

@@ -88,7 +88,11 @@ class PurityWatch:
     @property
     def outputs(self) -> tuple[Place, ...]:
         """The places that a graph of the step has to write or read anew."""
-        return tuple({**self.rebound, **self.moving, **self.written}.values())
+        return tuple(self._outputs.values())
+
+    @property
+    def _outputs(self) -> dict[Any, Place]:
+        return {**self.rebound, **self.moving, **self.written}
 
     def run(
         self,
@@ -180,14 +184,15 @@ class PurityWatch:
         for change in self.note_moving(differences(before, after), before):
             if change.place.kind == "setting" and is_a(generator_of(change.place.owner), GENERATORS):
                 continue  # it is a change of its state, too
-            if change.place.kind == "state" and _is_torch_generator(change.place.owner):
-                self.torch_generators[id(change.place.owner)] = change.place.owner
+            owner = change.place.owner
+            if change.place.kind == "state" and is_a(owner, torch.Generator) and owner.device.type == "cpu":
+                self.torch_generators[id(owner)] = owner
                 continue
             if (found := _appended(change, before, after)) is not None:
                 self.appended[id(change.place.owner)] = found
             elif self._counts(change):
                 yield self._finding(change)
-            elif _is_output(change) and (change.then is not ABSENT or self._is_known(change.place)):
+            elif _is_output(change) and (change.then is not ABSENT or change.place.identity in self._outputs):
                 self.written[change.place.identity] = replace(change.place, is_whole=True)
             elif settled or not (change.then is None or change.then is ABSENT):
                 yield self._finding(change)
@@ -199,22 +204,26 @@ class PurityWatch:
         return self._numbers_set.setdefault(change.place.identity, change.now) != change.now
 
     def _finding(self, change: Change) -> str:
-        owner = generator_of(change.place.owner)
-        if change.place.kind == "state" and is_a(owner, DRAWING):
-            self.generators[id(owner)] = owner
-        if change.place.kind == "tensor":
-            return finding("marks a tensor", change, line_about(change.place, self.executed.codes))
-        if self.executed.strict and is_number(change.then) and is_number(change.now):
+        kind, owner = change.place.kind, generator_of(change.place.owner)
+        line = line_about(change.place, self.executed.codes)
+        if kind == "state":
+            if is_a(owner, DRAWING):
+                self.generators[id(owner)] = owner
+            return finding("draws" if is_a(owner, GENERATORS) else "advances", change, line)
+        if kind == "tensor":
+            return finding("marks a tensor", change, line)
+        are_numbers = is_number(change.then) and is_number(change.now)
+        if self.executed.strict and are_numbers:
             strict, _, line = next(iter(self.executed.strict)).rpartition(" at ")
             return finding("hands on", f"{change}, and hands numbers to {strict}", line)
-        return _finding(change, line_about(change.place, self.executed.codes))
-
-    def _is_known(self, place: Place) -> bool:
-        return any(place.identity in known for known in (self.rebound, self.moving, self.written))
-
-
-def _is_torch_generator(owner: Any) -> bool:
-    return is_a(owner, torch.Generator) and owner.device.type == "cpu"
+        if is_a(change.now, torch.Tensor) and change.now.grad_fn is not None:
+            return finding("keeps a graph", change.place.name, line)
+        if kind == "length" or change.then is ABSENT or change.now is ABSENT:
+            return finding("grows", change, line)
+        if are_numbers:
+            return finding("counts", change, line)
+        is_container = type(change.then) is type(change.now) and is_a(change.now, (tuple, list, dict))
+        return finding("refills" if is_container else "exchanges", change, line)
 
 
 def _appended(change: Change, before: Reachable, after: Reachable) -> AppendedList | None:
@@ -261,18 +270,3 @@ def _is_output(change: Change) -> bool:
     if is_a(change.now, torch.Tensor):
         return type(change.now) is torch.Tensor and not change.now.requires_grad
     return is_plain(change.now)
-
-
-def _finding(change: Change, line: str) -> str:
-    kind = change.place.kind
-    if kind == "state":
-        draws = is_a(generator_of(change.place.owner), GENERATORS)
-        return finding("draws" if draws else "advances", change, line)
-    if is_a(change.now, torch.Tensor) and change.now.grad_fn is not None:
-        return finding("keeps a graph", change.place.name, line)
-    if kind == "length" or change.then is ABSENT or change.now is ABSENT:
-        return finding("grows", change, line)
-    if is_number(change.then) and is_number(change.now):
-        return finding("counts", change, line)
-    is_container = type(change.then) is type(change.now) and is_a(change.now, (tuple, list, dict))
-    return finding("refills" if is_container else "exchanges", change, line)
