@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import linecache
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -27,17 +26,6 @@ SETTINGS: tuple[tuple[str, int, int], ...] = (
 )
 MAX_CHANGES = 6
 _LINEAR_FORWARD = nn.Linear.forward
-
-
-@dataclass(frozen=True, eq=False)
-class ChangingLoop(Loop):
-    """A loop with contexts around its calls.
-
-    Attributes:
-        enter: puts contexts that a change asks for onto a stack, before each call.
-    """
-
-    enter: Callable[[contextlib.ExitStack], None] = field(default=lambda stack: None)
 
 
 def reset_switches() -> None:
@@ -104,19 +92,22 @@ class ChangingProgram:
             "    made = data[n % 5]",
             "    return alter['batch'](*made) if 'batch' in alter else made",
             "",
-            "def enter(stack):",
-            "    if 'enter' in around:",
-            "        around['enter'](stack)",
+            "@contextlib.contextmanager",
+            "def entered(n):",
+            "    with contextlib.ExitStack() as stack:",
+            "        if 'enter' in around:",
+            "            around['enter'](stack)",
+            "        yield",
             "",
             "def state():",
             "    places = {**dict(net.named_parameters()), **dict(net.named_buffers()), 'net.k': vars(net).get('k')}",
             "    return {'s': s, 'box': vars(box), 'items': items, 'k': k, 'h': h, 'net': places}",
             "",
-            "return ChangingLoop(step, first_net, first_optimizer, batches, state, after, (), reset_switches, enter)",
+            "return Loop(step, first_net, first_optimizer, batches, state, after, (), reset_switches, entered)",
         ]
         return "\n".join([TOP, "", "def build():", *_indented(inside)]) + "\n"
 
-    def build(self) -> ChangingLoop:
+    def build(self) -> Loop:
         """Execute the source in a module of its own, and build the loop."""
         name = f"<changing program {self.seed}>"
         source = self.source

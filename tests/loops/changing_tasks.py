@@ -24,7 +24,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from loops.changing import ChangingLoop, reset_switches
+from loops.changing import reset_switches
+from loops.loop import Loop
 
 
 class Box:

@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 import hocket
 import hocket.native
-from loops.changing import ChangingLoop, ChangingProgram, reset_switches
+from loops.changing import ChangingProgram, reset_switches
+from loops.loop import Loop
 from loops.runner import Ended, code_of, counting
 from loops.snapshot import differences, flat, trained
 
@@ -108,15 +109,12 @@ def run(program: ChangingProgram, options: Mapping[str, Any] | None) -> Run:
     return found
 
 
-def _call(loop: ChangingLoop, fast: Any, n: int, found: Run, *, counts: bool) -> None:
+def _call(loop: Loop, fast: Any, n: int, found: Run, *, counts: bool) -> None:
     code, ended = code_of(loop.step), Ended()
     result: Any = None
     try:
         batch = loop.batch(n)
-        with contextlib.ExitStack() as stack:
-            loop.enter(stack)
-            if fast is not None and counts:
-                stack.enter_context(counting({code}, ended))
+        with loop.around(n), counting({code}, ended) if fast and counts else contextlib.nullcontext():
             result = (fast or loop.step)(batch)
     except Exception as error:  # noqa: BLE001  # whatever it is, eager has to raise the same
         result = error
@@ -139,7 +137,7 @@ def _call(loop: ChangingLoop, fast: Any, n: int, found: Run, *, counts: bool) ->
     found.calls.append(table)
 
 
-def _state(loop: ChangingLoop, table: dict[str, Any]) -> None:
+def _state(loop: Loop, table: dict[str, Any]) -> None:
     """Add all that a step may have changed."""
     flat(torch.get_rng_state(), "torch's random state", table)
     table["random's state"] = hash(random.getstate())

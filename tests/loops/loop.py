@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class Loop:
         after: called after every step with its number and what it returned; the loop's own code outside the step.
         also: further steps of the same loop, each scheduled by itself; called after `step` in every round.
         close: called when the run is over.
+        around: a context for each call, by its number.
     """
 
     step: Callable[[Any], Any]
@@ -48,6 +50,7 @@ class Loop:
     after: Callable[[int, Any], None] = nothing
     also: tuple[Loop, ...] = ()
     close: Callable[[], None] = nothing
+    around: Callable[[int], AbstractContextManager[Any]] = nullcontext
 
     def batch(self, n: int) -> Any:
         return self.batches(n) if callable(self.batches) else self.batches[n % len(self.batches)]

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import hocket
@@ -101,7 +102,7 @@ def _drive(
         try:
             for part, call in zip(loop.parts, calls, strict=True):
                 result: Any = None
-                with counting(codes, ended) if counted else contextlib.nullcontext():
+                with part.around(n), counting(codes, ended) if counted else contextlib.nullcontext():
                     batch = part.batch(n)
                     try:
                         result = call(batch)
@@ -126,6 +127,29 @@ def _state(loop: Loop, printed: io.StringIO) -> dict[str, Any]:
     flat(torch.get_rng_state(), "torch's random state", table)
     table["random's state"] = hash(random.getstate())
     return flat(np.random.get_state(legacy=False), "numpy's random state", table)  # noqa: NPY002
+
+
+def compared(
+    build: Callable[[], Loop],
+    options: dict[str, Any],
+    *,
+    steps: int = STEPS,
+    counted: bool = True,
+    exact: bool = True,
+    further: Callable[[str, str], Iterator[str]] = lambda verdict, why: iter(()),
+) -> list[tuple[str, str]]:
+    """Run a loop eagerly and scheduled. Fail where these runs differ, or with `further` lines about a verdict.
+
+    Returns the verdicts of the scheduled run.
+    """
+    eager = run(build, steps=steps, counted=counted)
+    scheduled = run(build, steps=steps, counted=counted, options=options)
+    lines = problems(eager, scheduled, exact=exact)
+    lines += [line for verdict in scheduled.verdicts for line in further(*verdict)]
+    if lines:
+        verdicts = "; ".join(f"{verdict}, because {why}" for verdict, why in scheduled.verdicts)
+        pytest.fail("\n".join([verdicts, *lines]), pytrace=False)
+    return scheduled.verdicts
 
 
 def problems(eager: Ended, scheduled: Ended, *, exact: bool = True) -> list[str]:

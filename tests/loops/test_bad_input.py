@@ -29,20 +29,15 @@ from torch import nn
 
 import hocket
 from loops.loop import CHANGE, Loop, task, update
-from loops.runner import STEPS, problems, run
+from loops.runner import STEPS, compared
 
 PLAN = {"guard": False, "planner": "serial"}
 FEW = 63  # of a loop in which nothing changes later
 
 
 def check(build, steps=STEPS):
-    """Both runs end the same; gives the scheduled one."""
-    eager = run(build, steps=steps, counted=False)
-    scheduled = run(build, steps=steps, options={"machine": hocket.Machine.of(cores=1), **PLAN}, counted=False)
-    verdict, why = scheduled.verdicts[0]
-    if lines := problems(eager, scheduled):
-        pytest.fail("\n".join([f"{verdict}, because {why}", *lines]), pytrace=False)
-    return scheduled
+    """Both runs end the same; gives the verdict of the scheduled one, and why."""
+    return compared(build, {"machine": hocket.Machine.of(cores=1), **PLAN}, steps=steps, counted=False)[0]
 
 
 def holding(make, use=None, state=dict, after=None):
@@ -183,8 +178,8 @@ def test_script_whose_attribute_the_loop_sets():
     def after(n, script):
         script.scale = 1.0 + (n >= CHANGE)
 
-    scheduled = check(holding(make, lambda script: script(torch.ones(())), after=after))
-    assert "RecursiveScriptModule, whose state cannot be seen" in scheduled.verdicts[-1][1]
+    _, why = check(holding(make, lambda script: script(torch.ones(())), after=after))
+    assert "RecursiveScriptModule, whose state cannot be seen" in why
 
 
 HUGE = {
@@ -201,9 +196,8 @@ def test_million_objects_take_bounded_time(name):
     """Something deep inside changes once; a reason for staying eager names what is too large to be watched."""
     make, use, change = HUGE[name]
     start = time.process_time()
-    scheduled = check(holding(make, use, after=lambda n, t: change(t) if n == CHANGE else None))
+    verdict, why = check(holding(make, use, after=lambda n, t: change(t) if n == CHANGE else None))
     assert time.process_time() - start < 20
-    verdict, why = scheduled.verdicts[0]
     assert verdict == "planned" or "held" in why
 
 
@@ -293,7 +287,7 @@ def context():
 
 @pytest.mark.parametrize(("make", "use"), [(Slotted, lambda slots: slots.value), (context, len)])
 def test_slots_with_one_unfilled_and_variables_of_a_context_are_read(make, use):
-    assert check(holding(make, use)).verdicts[0][0] == "planned"
+    assert check(holding(make, use))[0] == "planned"
 
 
 def test_slot_that_is_changed_between_steps():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import hocket
 from loops.loop import Loop, task, update
-from loops.runner import problems, run
+from loops.runner import compared
 
 
 def plain(model, optimizer, batch):
@@ -101,10 +101,6 @@ def test_steps_of_every_kind(name):
         model, optimizer, batches = task()
         return Loop(STEPS[name](model, optimizer), model, optimizer, batches)
 
-    eager = run(build, steps=63)
     options = {"machine": hocket.Machine.of(cores=1), "guard": False, "planner": "serial"}
-    scheduled = run(build, steps=63, options=options)
-    if lines := problems(eager, scheduled):
-        pytest.fail("\n".join(lines), pytrace=False)
-    if name != "generator":  # it is in the middle of its own run: whether it can be traced is left open
-        assert scheduled.verdicts[0][0] == "planned"
+    ((verdict, _),) = compared(build, options, steps=63)
+    assert verdict == "planned" or name == "generator"  # which is in the middle of its own run: that is left open

@@ -14,7 +14,7 @@ import pytest
 
 import hocket
 from loops.loop import CASES
-from loops.runner import STEPS, builder, problems, run
+from loops.runner import STEPS, builder, compared, problems, run
 
 # Loops with bookkeeping, of which nearly all are planned; they show numbers, which rounding would change.
 BOOKKEEPING = ("drawn", "forwards", "kept", "parted", "rates", "refilled", "shown", "trainers")
@@ -86,19 +86,16 @@ def test_scheduled_steps_end_where_eager_steps_end(name, mode, counted, tmp_path
     build = builder(case, tmp_path)
     steps = STEPS if request.node.get_closest_marker("slow") else QUICK_STEPS
     steps = FEW_STEPS if KIND_OF[name] in BOOKKEEPING else steps
-    eager = run(build, steps=steps, counted=counted)
-    scheduled = run(build, steps=steps, options=options(mode), counted=counted)
-    lines = problems(eager, scheduled, exact=mode != "two cores")
-    for verdict, why in scheduled.verdicts:
+
+    def further(verdict, why):
         if verdict == "eager" and mode != "default" and case.planned:
-            lines.append("the step is pure, and yet there is no plan")
+            yield "the step is pure, and yet there is no plan"
         if verdict == "planned" and KIND_OF[name] in BOOKKEEPING and not case.planned:
-            lines.append("there is a plan")
+            yield "there is a plan"
         if verdict == "eager" and case.word not in why:
-            lines.append(f"the reason does not contain {case.word!r}")
-    verdicts = "; ".join(f"{verdict}, because {why}" for verdict, why in scheduled.verdicts)
-    if lines:
-        pytest.fail("\n".join([f"{name} ({mode}): {verdicts}", *lines]), pytrace=False)
+            yield f"the reason does not contain {case.word!r}"
+
+    compared(build, options(mode), steps=steps, counted=counted, exact=mode != "two cores", further=further)
 
 
 def test_nearly_all_are_planned():

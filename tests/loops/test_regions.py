@@ -10,7 +10,7 @@ import torch
 import hocket
 from loops.loop import CASES
 from loops.regional import TABLE
-from loops.runner import builder, problems, run
+from loops.runner import builder, compared
 from loops.test_loops import KINDS
 from support.step_regions import regions_at_once
 
@@ -22,28 +22,23 @@ for kind in KINDS:
 STEPS = 150
 
 
-def compared(build) -> list[tuple[str, str]]:
+def with_regions(build) -> list[tuple[str, str]]:
     """The verdicts of a loop with regions, which ends as the eager one does."""
     torch._dynamo.reset()
-    eager = run(build, steps=STEPS, counted=False)
     options = {"machine": hocket.Machine.of(cores=1), "guard": False, "cache": False}
     with regions_at_once():
-        scheduled = run(build, steps=STEPS, counted=False, options=options)
-    verdicts = "; ".join(f"{verdict}, because {why}" for verdict, why in scheduled.verdicts)
-    if lines := problems(eager, scheduled):
-        pytest.fail("\n".join([verdicts, *lines]), pytrace=False)
-    return scheduled.verdicts
+        return compared(build, options, steps=STEPS, counted=False)
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if place % 3 else ()) for place, name in enumerate(TABLE)]
 )
 def test_it_ends_where_eager_ends(name):
-    ((verdict, why),) = compared(TABLE[name])
+    ((verdict, why),) = with_regions(TABLE[name])
     assert verdict == "regions", why[-300:]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.planned])
 def test_loops_that_are_refused_end_where_eager_ends(name, tmp_path):
-    compared(builder(CASES[name], tmp_path))
+    with_regions(builder(CASES[name], tmp_path))

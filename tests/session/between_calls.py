@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from loops.loop import Loop
 
 CALLS = 44
 # Calls before which something changes: while the step is watched, in the search, and once a plan stands.
@@ -53,6 +56,26 @@ class Program:
 
         self_ = types.SimpleNamespace(optimizer=self.optimizer)
         self.step = step
+
+    def loop(self) -> Loop:
+        batches, kinds = [torch.randn(4, 6) for _ in range(5)], []
+
+        def batch(call: int) -> Any:
+            if call in CHANGES:
+                self.change(CHANGES.index(call))
+            return self.batch(call, batches[call % 5])
+
+        def after(_: int, result: Any) -> None:
+            if not isinstance(result, Exception):
+                self.after(result)
+            kinds.append([(type(each).__name__, getattr(each, "requires_grad", None)) for each in tree_leaves(result)])
+
+        def state() -> dict[str, Any]:
+            numbers = [each for each in self.numbers if not isinstance(each, torch.library.Library)]
+            strides = [parameter.stride() for parameter in self.model.parameters()]
+            return {"numbers": numbers, "kinds": kinds, "strides": strides}
+
+        return Loop(self.step, self.model, self.optimizer, batch, state, after, around=self.around)
 
 
 def program() -> Program:
