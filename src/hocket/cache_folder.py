@@ -36,7 +36,7 @@ def cache_folder(name: str) -> Path:
     try:
         return user_cache_path("hocket", appauthor=False) / name
     except RuntimeError:
-        user = os.getuid() if hasattr(os, "getuid") else "cache"
+        user = os.getuid()
     try:
         temporary = tempfile.gettempdir()
     except FileNotFoundError:
@@ -127,7 +127,7 @@ def bound_builds(builds: Iterable[Path], newest: Path) -> None:
 
 
 def _is_own(found: os.stat_result) -> bool:
-    return not hasattr(os, "getuid") or found.st_uid in (os.getuid(), 0)
+    return found.st_uid in (os.getuid(), 0)
 
 
 def _seal_of(file: Path) -> Path:

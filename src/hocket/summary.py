@@ -25,27 +25,30 @@ def comparison_of(
     eager_ms: Sequence[float] = (),
     planned_ms: Sequence[float] = (),
 ) -> Comparison:
-    """Compare eager with the best plan of a decision, by its own times or by those of interleaved steps."""
+    """Compare eager with the best plan of a decision, by its own times or by those of interleaved steps.
+
+    Without a plan there have to be times, those of `planned_ms` of whatever took its place.
+    """
     found = decision.candidate
-    assert found is not None, "there is a plan to compare"
-    eager, planned = Sample.of(eager_ms or decision.eager_ms), Sample.of(planned_ms or found.steps_ms)
-    limits = backend.bounds(found.captured.graph, found.costs)
+    own_ms = found.steps_ms if found else ()
+    eager, planned = Sample.of(eager_ms or decision.eager_ms), Sample.of(planned_ms or own_ms)
+    limits = backend.bounds(found.captured.graph, found.costs) if found else None
     measured = Timeline((Span("step", "step", 0.0, planned.lower_quartile * 1e3),), ("step",), "measured")
     return Comparison(
         target=target,
         device=backend.label,
         cores=backend.num_cores,
-        ops=len(found.captured.graph),
+        ops=len(found.captured.graph) if found else 0,
         eager_ms=eager,
         planned_ms=planned,
-        lower_bound_ms=limits.lower_us / 1e3,
-        efficiency=efficiency(measured, limits),
+        lower_bound_ms=limits.lower_us / 1e3 if limits else None,
+        efficiency=efficiency(measured, limits) if limits else None,
         speedup=eager.lower_quartile / planned.lower_quartile,
         verdict=decision.kind,
         why=decision.reason,
         max_abs_diff=difference.max_abs_diff if difference else None,
         bitwise=difference is not None and difference.bitwise,
-        planner=found.plan.planner,
+        planner=found.plan.planner if found else "",
         versions={"torch": torch.__version__},
         notes=backend.notes,
         speedup_interval=decision.promised,

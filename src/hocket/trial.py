@@ -26,7 +26,7 @@ from hocket.ir import Machine, Plan, Timeline
 from hocket.job import Job
 from hocket.profiling.eager import EagerRecord, record_eager
 from hocket.pystate.step_parts import is_end
-from hocket.reporting import Comparison, Gain, Report, Sample, gains_of, lower_quartile, write_report
+from hocket.reporting import Comparison, Gain, Report, gains_of, lower_quartile, write_report
 from hocket.reporting.words import duration_text
 from hocket.session import Schedule, schedule
 from hocket.summary import attempts_of, comparison_of
@@ -252,25 +252,11 @@ def _batches(
 
 
 def _unplanned(job: Job, fast: Schedule, eager_ms: list[float], planned_ms: list[float]) -> Comparison:
+    is_eager = fast.verdict == "eager"
     note = "the row of planned steps is that of steps with regions: their results are not compared once more"
-    if fast.verdict == "eager":
+    if is_eager:
         eager_ms = planned_ms = [*eager_ms, *planned_ms]
         note = "no plan was made: both rows are the same eager steps"
-    eager, planned = Sample.of(eager_ms), Sample.of(planned_ms)
-    return Comparison(
-        target=job.name or "step",
-        device=fast.backend.label,
-        cores=fast.backend.num_cores,
-        ops=0,
-        eager_ms=eager,
-        planned_ms=planned,
-        lower_bound_ms=None,
-        efficiency=None,
-        speedup=eager.lower_quartile / planned.lower_quartile,
-        verdict=str(fast.verdict),
-        why=fast.why,
-        max_abs_diff=0.0 if fast.verdict == "eager" else None,
-        bitwise=fast.verdict == "eager",
-        versions={"torch": torch.__version__},
-        notes=(note,),
-    )
+    found = comparison_of(job.name or "step", fast.decision, fast.backend, None, eager_ms, planned_ms)
+    difference = 0.0 if is_eager else None
+    return replace(found, max_abs_diff=difference, bitwise=is_eager, notes=(note,), speedup_interval=None)

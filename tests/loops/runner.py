@@ -62,10 +62,12 @@ def run(
     seed: int = 0,
     options: dict[str, Any] | None = None,
     counted: bool = True,
+    marked: int = MARKED,
 ) -> Ended:
     """Build a loop from a seed and run it: eagerly without `options`, else scheduled with them.
 
-    Without `counted`, calls of the step are not counted, which doubles what a capture takes.
+    Without `counted`, calls of the step are not counted, which doubles what a capture takes. All state is looked at in
+    one of `marked` rounds.
     """
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  # the loops draw from it
@@ -75,11 +77,11 @@ def run(
         loop = build()
         try:
             if options is None:
-                _drive(loop, [part.step for part in loop.parts], steps, ended, printed, counted)
+                _drive(loop, [part.step for part in loop.parts], steps, ended, printed, counted, marked)
             else:
                 made = [hocket.schedule(part.step, part.model, part.optimizer, **options) for part in loop.parts]
                 try:
-                    _drive(loop, made, steps, ended, printed, counted)
+                    _drive(loop, made, steps, ended, printed, counted, marked)
                 finally:
                     ended.verdicts = [(str(fast.verdict), fast.why) for fast in made]
                     for fast in made:
@@ -96,6 +98,7 @@ def _drive(
     ended: Ended,
     printed: io.StringIO,
     counted: bool,
+    marked: int,
 ) -> None:
     codes = {code for part in loop.parts if (code := code_of(part.step)) is not None}
     for n in range(steps):
@@ -114,7 +117,7 @@ def _drive(
         except Exception as error:  # noqa: BLE001  # code between steps fails where a step left its state behind
             ended.returned.append(flat(error, f"round {n}: after the step", {}))
             ended.trouble[n] = traceback.format_exc(limit=-4)
-        if n % MARKED == 0 or n == steps - 1:
+        if n % marked == 0 or n == steps - 1:
             ended.state = _state(loop, printed)
             ended.marks[n] = fingerprint(ended.state)
 
@@ -136,14 +139,16 @@ def compared(
     steps: int = STEPS,
     counted: bool = True,
     exact: bool = True,
+    marked: int = MARKED,
     further: Callable[[str, str], Iterator[str]] = lambda verdict, why: iter(()),
 ) -> list[tuple[str, str]]:
     """Run a loop eagerly and scheduled. Fail where these runs differ, or with `further` lines about a verdict.
 
     Returns the verdicts of the scheduled run.
     """
-    eager = run(build, steps=steps, counted=counted)
-    scheduled = run(build, steps=steps, counted=counted, options=options)
+    eager, scheduled = (
+        run(build, steps=steps, counted=counted, marked=marked, options=each) for each in (None, options)
+    )
     lines = problems(eager, scheduled, exact=exact)
     lines += [line for verdict in scheduled.verdicts for line in further(*verdict)]
     if lines:

@@ -17,4 +17,5 @@ MODES: dict[str, dict[str, Any]] = {"default": {}, "plan": {"guard": False, "pla
 
 @pytest.mark.parametrize(("name", "mode"), covering(CASES, MODES))
 def test_each_call_is_eager_s(name: str, mode: str) -> None:
-    compared(lambda: CASES[name]().loop(), {"cache": False, **MODES[mode]}, steps=CALLS, counted=False)
+    options = {"cache": False, **MODES[mode]}
+    compared(lambda: CASES[name]().loop(), options, steps=CALLS, counted=False, marked=1)

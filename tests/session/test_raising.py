@@ -3,6 +3,7 @@
 import itertools
 import math
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch
 import hocket
 from execution.probe import KINDS, probing_job
 from hocket.autotune.verification import differ
+from loops.loop import Loop
+from loops.runner import compared
 from quick import covering, some
 from support.schedules import decide, pass_audits, state, twin
 from support.twins import Program, ran
@@ -79,10 +82,16 @@ class Counting:
             {"words": words, "targets": targets}[fault][1] = 99
         return inputs, words, targets
 
-    def left(self) -> list[tuple[str, object]]:
-        gradients = [(f"{name}.grad", p.grad) for name, p in self.model.named_parameters()]
-        state = [*self.model.state_dict().items(), *gradients, *self.table.items(), ("random", torch.get_rng_state())]
-        return [(name, value.clone() if isinstance(value, torch.Tensor) else value) for name, value in state]
+    def loop(self, fault: str) -> Loop:
+        faulty, tables = (1, 3, 5, 9, 43, 44, 50, 57), []
+
+        def batch(n: int) -> Any:
+            return self.batch(n, fault if n in faulty else "")
+
+        def after(*_: Any) -> None:
+            tables.append(dict(self.table))
+
+        return Loop(self.step, self.model, self.optimizer, batch, lambda: {"tables": tables}, after)
 
 
 @pytest.mark.parametrize(
@@ -93,36 +102,9 @@ class Counting:
     ),
 )
 def test_what_the_step_did_before_an_op_raised_stays_done(options, fault: str, planner: str, draws: bool) -> None:
-    faulty = (1, 3, 5, 9, 43, 44, 50, 57)
-    left, errors = [], []
-    for is_scheduled in (False, True):
-        program = Counting(draws)
-        step = program.step
-        if is_scheduled:
-            fast = hocket.schedule(step, program.model, program.optimizer, planner=planner, cache=False, **options)
-            step = fast
-        torch.manual_seed(5)
-        found: list[tuple[str, object]] = []
-        for number in range(60):
-            try:
-                found.append(("loss", step(program.batch(number, fault if number in faulty else ""))))
-            except (IndexError, ValueError) as error:
-                errors.append((type(error), str(error)))
-            found += [(f"{name} after call {number}", value) for name, value in program.left()]
-        left.append(found)
-    assert errors[: len(errors) // 2] == errors[len(errors) // 2 :]
-    assert [name for name, _ in left[0]] == [name for name, _ in left[1]]
-    wrong = [
-        name for (name, a), (_, b) in zip(*left, strict=True) if not same(a, b, 1e-3 if "numerics" in options else 0.0)
-    ]
-    assert not wrong, (wrong[:5], fast.why)
-    fast.close()
-
-
-def same(a: object, b: object, tolerance: float) -> bool:
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return torch.allclose(a, b, tolerance, tolerance)
-    return type(a) is type(b) and a == b
+    options = {"planner": planner, "cache": False, **options}
+    is_exact = "numerics" not in options
+    compared(lambda: Counting(draws).loop(fault), options, steps=60, counted=False, exact=is_exact, marked=1)
 
 
 @pytest.mark.parametrize(("first", "kind"), covering([0, 1, 4, 20], KINDS))
