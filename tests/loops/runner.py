@@ -117,7 +117,7 @@ def _drive(
         except Exception as error:  # noqa: BLE001  # code between steps fails where a step left its state behind
             ended.returned.append(flat(error, f"round {n}: after the step", {}))
             ended.trouble[n] = traceback.format_exc(limit=-4)
-        if n % marked == 0 or n == steps - 1:
+        if n % marked == marked - 1 or n == steps - 1:
             ended.state = _state(loop, printed)
             ended.marks[n] = fingerprint(ended.state)
 
