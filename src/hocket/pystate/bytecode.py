@@ -24,25 +24,25 @@ _DYNAMIC_OF_USER = DYNAMIC | {
 _FIELDS = re.compile(r"\.([^\W\d]\w*)")  # "{0.rate}"
 
 
-def globals_of(code: CodeType) -> set[str]:
-    """The names that code reads or writes as global ones: `dis` would take ten times longer to list them."""
-    found, extended, raw = set(), 0, code.co_code
+def _operations(code: CodeType) -> Iterator[tuple[int, int]]:
+    """The operations of code, each with its argument. `dis` would take ten times longer to list them."""
+    extended, raw = 0, code.co_code
     for place in range(0, len(raw), 2):
         operation, argument = raw[place], raw[place + 1] | extended
         extended = argument << 8 if operation == dis.EXTENDED_ARG else 0
-        if operation in _GLOBAL_CODES:
-            found.add(code.co_names[argument >> 1 if operation == _LOAD_GLOBAL else argument])  # a bit is a flag there
-    return found
+        if operation not in _PASSED_OVER:
+            yield operation, argument
+
+
+def globals_of(code: CodeType) -> set[str]:
+    """The names that code reads or writes as global ones. One bit of an argument of LOAD_GLOBAL is a flag."""
+    return {code.co_names[arg >> (op == _LOAD_GLOBAL)] for op, arg in _operations(code) if op in _GLOBAL_CODES}
 
 
 def names_in_modules(code: CodeType, namespace: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """Names that code reads as globals, or of modules that these are (``F.linear``), each with the dict that has it."""
-    table, extended, raw = None, 0, code.co_code
-    for place in range(0, len(raw), 2):
-        operation, argument = raw[place], raw[place + 1] | extended
-        extended = argument << 8 if operation == dis.EXTENDED_ARG else 0
-        if operation in _PASSED_OVER:
-            continue
+    table: dict[str, Any] | None = None
+    for operation, argument in _operations(code):
         if operation == _LOAD_GLOBAL:
             table, name = namespace, code.co_names[argument >> 1]
         elif table is not None and operation in _LOADS_ATTRIBUTE:

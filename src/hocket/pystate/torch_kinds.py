@@ -90,7 +90,10 @@ class TorchKinds(Walk):
             if is_a(tensor, torch.Tensor) and not tensor.requires_grad:
                 self.done.add(id(tensor))
                 if not is_a(tensor, FakeTensor):
-                    self.own_attributes(tensor, (path, ".", name), self.named_or(frozenset()), is_passing=True)
+                    self.own_attributes(tensor, (path, ".", name), self.named_or(frozenset()))
+                    for kind, owner in (("type", tensor), ("slots", tensor), ("dict", instance_dict(tensor))):
+                        if (group := self.found.groups.get((id(owner), kind))) is not None:
+                            group.is_passing = True
 
     def optimizer(self, value: torch.optim.Optimizer, path: Path) -> None:
         if id(value) not in self.own:

@@ -153,12 +153,9 @@ class Walk(ABC):
         rebindable: bool = False,
         counts: Callable[[str], bool] | None = None,
         but: tuple[type, ...] = (),
-        is_passing: bool = False,
     ) -> None:
         """Add a group, and queue its values, except for those of the types `but`."""
-        group = Group(
-            kind, owner, path, keys, values, form=form, rebindable=rebindable, counts=counts, is_passing=is_passing
-        )
+        group = Group(kind, owner, path, keys, values, form=form, rebindable=rebindable, counts=counts)
         self.found.groups[id(owner), kind] = group
         self.found.num_values += len(keys)
         for position, value in enumerate(values):
@@ -212,7 +209,7 @@ class Walk(ABC):
             "dict", table, path, keys, [dict.__getitem__(table, key) for key in keys], ".", counts=counts, **options
         )
 
-    def kind_of(self, value: Any, path: Path, *, is_passing: bool = False) -> None:
+    def kind_of(self, value: Any, path: Path) -> None:
         """The class of an object, where it can be given another, and the bases of a class."""
         if is_a(value, type):
             keys: Any = ("__class__", "__mro__")
@@ -221,7 +218,7 @@ class Walk(ABC):
             keys, values = ("__class__",), (type(value),)
         else:
             return
-        self.add("type", value, path, keys, values, ".", but=(type, tuple), is_passing=is_passing)
+        self.add("type", value, path, keys, values, ".", but=(type, tuple))
 
     def named_or(self, always: frozenset[str], never: frozenset[str] = frozenset()) -> Callable[[str], bool]:
         names, wide = self.names_now, self.wide
@@ -261,23 +258,17 @@ class Walk(ABC):
         self.own_attributes(value, path, lambda key: key in names or key in always, but=_CODE)
 
     def own_attributes(
-        self,
-        value: Any,
-        path: Path,
-        counts: Callable[[str], bool],
-        *,
-        but: tuple[type, ...] = (),
-        is_passing: bool = False,
+        self, value: Any, path: Path, counts: Callable[[str], bool], *, but: tuple[type, ...] = ()
     ) -> None:
         """The class of an object, and those of its attributes that count, which may all be set later."""
-        self.kind_of(value, path, is_passing=is_passing)
+        self.kind_of(value, path)
         table = instance_dict(value)
         if table is not None and id(table) not in self.done:
             self.done.add(id(table))
-            self.names(table, path, counts, but=but, is_passing=is_passing)
+            self.names(table, path, counts, but=but)
         slots = {key: (*slot_value(value, key), ABSENT)[0] for key in slots_of(type(value)) if counts(key)}
         if slots:
-            self.add("slots", value, path, list(slots), list(slots.values()), ".", but=but, is_passing=is_passing)
+            self.add("slots", value, path, list(slots), list(slots.values()), ".", but=but)
 
     def class_of(self, kind: type) -> None:
         if id(kind) not in self.done:
