@@ -116,9 +116,7 @@ def _give_back(one: Any, original: Any) -> None:
                 table[key] = original  # type: ignore[index]
 
 
-def generator_places(
-    generators: Iterable[Any], found: Reachable, tells_types: bool = False
-) -> list[GeneratorPlace] | None:
+def generator_places(generators: Iterable[Any], found: Reachable, tells_types: bool) -> list[GeneratorPlace] | None:
     """The places of these generators and of their methods. None if one is held where nothing else can be put.
 
     Args:

@@ -71,7 +71,9 @@ def _lets_through(frame: FrameType, instructions: list[dis.Instruction], begin: 
     if not entering or instructions[entering[-1]].is_jump_target:  # one of two managers
         return False
     chain = [each for each in _operand(instructions[: entering[-1]]) if each.opname not in _NOTHING]
-    found = _value(frame, chain[0].argval) if chain and chain[0].opname in _ROOTS else _UNKNOWN
+    found: Any = _UNKNOWN
+    if chain and chain[0].opname in _ROOTS:
+        found = frame.f_locals.get(chain[0].argval, frame.f_globals.get(chain[0].argval, _UNKNOWN))
     for each in itertools.takewhile(lambda each: each.opname in _ATTRIBUTES, chain[1:]):
         found = inspect.getattr_static(found, each.argval, _UNKNOWN)
     if found is _UNKNOWN:
@@ -90,10 +92,3 @@ def _operand(instructions: list[dis.Instruction]) -> list[dis.Instruction]:
         if depth == 1:
             return instructions[place:]
     return []
-
-
-def _value(frame: FrameType, name: str) -> Any:
-    for space in (frame.f_locals, frame.f_globals):
-        if name in space:
-            return space[name]
-    return _UNKNOWN

@@ -82,7 +82,7 @@ def undivided(step: Any) -> StepParts:
         return kwargs[LIVE][0]
 
     middle.__wrapped__ = step  # type: ignore[attr-defined]
-    return StepParts(None, middle, after, "", (), step)
+    return StepParts(None, middle, after, "")
 
 
 def _split(function: types.FunctionType, owner: Any, lines: OpLines, trained: Collection[int]) -> list[StepParts]:

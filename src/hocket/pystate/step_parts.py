@@ -32,7 +32,6 @@ class StepParts:
     after: Callable[..., Any]
     lines: str  # of the user's code that is not in the middle
     codes: tuple[CodeType, ...] = ()  # of the functions that are divided
-    watched: Any = None  # what the state of the middle is reached from, where that is not the middle itself
     leaves_draws: bool = False  # the middle has calls that draw or fetch
     is_exchanged: bool = False  # some statements of the middle are not the step's own (see `hocket.pystate.exchange`)
     # the source of statements of the middle, which only train, that stood behind some that come after it now
@@ -41,7 +40,7 @@ class StepParts:
     asks: tuple[Callable[[], bool], ...] = ()
 
     def watch(self, roots: Iterable[Any]) -> PurityWatch:
-        return PurityWatch(self.watched or self.middle, roots, self.codes)
+        return PurityWatch(getattr(self.middle, "__wrapped__", self.middle), roots, self.codes)
 
     def begin(self, batch: Any) -> tuple[Any, tuple[Any, ...]]:
         """Run what comes before: the batch of the middle, and what the last part gets.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -40,7 +39,8 @@ class TorchKinds(Walk):
     """A method for each of torch's kinds of objects. See `hocket.pystate.kinds`."""
 
     def tensor(self, value: torch.Tensor, path: Path) -> None:
-        hooks = [_hooks_of(value, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+        tables = [getattr(value, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+        hooks = [list(table.values()) if table else [] for table in tables]
         names = (*KIND_NAMES, "hooks", "post-accumulate hooks")
         self.add("tensor", value, path, names, (*kind_of(value), *(tuple(map(id, each)) for each in hooks)), ".")
         for found in hooks:
@@ -112,22 +112,14 @@ class TorchKinds(Walk):
             numeric = frozenset(key for key in group if key != "params" and _is_numeric(group[key]))
             keys = [key for key in group if key not in numeric]
             group_path = (path, f"{{}}.param_groups[{number}]", None)
-            counts = _is_not_in(numeric)
-            self.add("dict", group, group_path, keys, [group[key] for key in keys], "[]", counts=counts)
+            values = [group[key] for key in keys]
+            others = lambda key, left=numeric: key not in left  # noqa: E731
+            self.add("dict", group, group_path, keys, values, "[]", counts=others)
 
 
 def is_ours(value: Any) -> bool:
     """True if it is an object of Hocket's own, such as a fused model: what it remembers is no part of the step."""
     return type(value).__module__.startswith("hocket.") and origin_of(type(value)) == "torch"
-
-
-def _hooks_of(tensor: torch.Tensor, name: str) -> list[Any]:
-    found = getattr(tensor, name, None)
-    return list(found.values()) if found else []
-
-
-def _is_not_in(keys: frozenset[str]) -> Callable[[str], bool]:
-    return lambda key: key not in keys
 
 
 def _is_numeric(value: Any) -> bool:

@@ -162,7 +162,8 @@ class Walk(ABC):
             kind_of_value = type(value)
             if is_immutable(value) or id(value) in self.done:
                 continue
-            if not issubclass(kind_of_value, but) or _is_users(value):  # who may have put it in the place of torch's
+            is_users = kind_of_value is types.FunctionType and is_user_code(value.__code__)
+            if not issubclass(kind_of_value, but) or is_users:  # who may have put it in the place of torch's
                 self.todo.append((value, group.path_of(keys[position])))
 
     def refuse(self, path: Path, why: str) -> None:
@@ -324,10 +325,6 @@ class Walk(ABC):
     @abstractmethod
     def visit(self, value: Any, path: Path) -> None:
         """Make groups of what `value` holds, and queue what is in them."""
-
-
-def _is_users(value: Any) -> bool:
-    return type(value) is types.FunctionType and is_user_code(value.__code__)
 
 
 def _of_class(

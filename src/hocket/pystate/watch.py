@@ -249,11 +249,8 @@ def _is_rebinding(change: Change, numbers: bool) -> bool:
     With such a graph only where a hook makes it anew before it is read: pruned and normed weights. With `numbers`, also
     whether a tuple, list or dict of numbers replaced another one.
     """
-    is_like = are_like(change.then, change.now, numbers=numbers, spent=False)
-    return change.place.is_writable and is_like and _may_be_kept(change)
-
-
-def _may_be_kept(change: Change) -> bool:
+    if not (change.place.is_writable and are_like(change.then, change.now, numbers=numbers, spent=False)):
+        return False
     if is_empty(change.now):
         return True  # made anew in each step
     leaves = tree_flatten(change.now)[0]
