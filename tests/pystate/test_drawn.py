@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,8 @@ def in_turn(parts: DrawnAhead, *args: Any) -> Any:
 
 
 def in_a_thread(call: Callable[[], Any]) -> Any:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(call()))
-    thread.start()
-    thread.join()
-    return found[0]
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(call).result()
 
 
 def test_another_thread_draws_for_itself() -> None:

@@ -189,40 +189,33 @@ def test_a_number_of_the_batch_is_handed_on(name, inside):
     ran(make, batch, 24, planner="serial", guard=True)
 
 
-def test_what_trims_the_heap_while_a_step_is_recorded_takes_none_of_its_numbers() -> None:
-    model = nn.Linear(256, 256)
+def assert_counted_numbers_are_followed(model: nn.Linear, batch: torch.Tensor, times: int = 1) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     counted = {"n": 0}
 
     def step(batch: torch.Tensor) -> torch.Tensor:
-        loss = torch.cat([model(batch) for _ in range(12)]).square().mean()  # of 48 MiB, beyond which it is trimmed
+        loss = torch.cat([model(batch) for _ in range(times)]).square().mean()
         counted["n"] += 1
         return update(optimizer, loss * (1 + 0.1 * counted["n"]))
 
-    heap._libc.cache_clear()  # as in a process that has not trimmed any yet
     with hocket.schedule(step, model, optimizer, guard=False, planner="serial", cache=False) as fast:
         for _ in range(20):
-            fast(torch.ones(2048, 256))
+            fast(batch)
         assert fast.verdict == "planned", fast.why
     assert counted["n"] == 20
+
+
+def test_what_trims_the_heap_while_a_step_is_recorded_takes_none_of_its_numbers() -> None:
+    heap._libc.cache_clear()  # as in a process that has not trimmed any yet
+    # Results of 48 MiB, beyond which it is trimmed.
+    assert_counted_numbers_are_followed(nn.Linear(256, 256), torch.ones(2048, 256), times=12)
 
 
 def test_a_library_that_torch_loads_in_each_step_takes_none_of_its_numbers() -> None:
     """A build for GPUs asks NVML for them in each update where an environment says so, as Lightning does."""
     model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    counted = {"n": 0}
     of_torch: dict[str, Any] = {"__name__": "torch.cuda"}
     source = "def ask(*_):\n    import ctypes\n    ctypes.CDLL(None)"
     exec(compile(source, os.path.join(os.path.dirname(torch.__file__), "cuda", "__init__.py"), "exec"), of_torch)
     model.register_forward_hook(of_torch["ask"])
-
-    def step(batch: torch.Tensor) -> torch.Tensor:
-        counted["n"] += 1
-        return update(optimizer, model(batch).square().mean() * (1 + 0.1 * counted["n"]))
-
-    with hocket.schedule(step, model, optimizer, guard=False, planner="serial", cache=False) as fast:
-        for _ in range(20):
-            fast(torch.ones(2, 4))
-        assert fast.verdict == "planned", fast.why
-    assert counted["n"] == 20
+    assert_counted_numbers_are_followed(model, torch.ones(2, 4))

@@ -6,8 +6,8 @@ import copy
 import pickle
 import random
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -250,11 +250,8 @@ def test_another_thread_gets_the_plain_step_and_the_plain_model() -> None:
 
 
 def in_another_thread(run: Callable[[], Any]) -> Any:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(run()))
-    thread.start()
-    thread.join()
-    return found[0]
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(run).result()
 
 
 class _Clock:

@@ -30,25 +30,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from loops.holders.registry import HOLDERS, NUMBERS, Made, holder, number, reached
+from loops.holders.registry import HOLDERS, NUMBERS, Made, holder, number, place, reached
 
 
 def attribute(owner: Any) -> Callable[[Any], Made]:
     """The attribute `kept` of the object that `owner()` makes."""
 
-    def make(first: Any) -> Made:
+    def make(first: Any) -> Any:
         held = owner()
         held.kept = first
+        return held
 
-        def read() -> Any:
-            return held.kept
+    def write(held: Any, value: Any) -> None:
+        held.kept = value
 
-        def write(value: Any) -> None:
-            held.kept = value
-
-        return read, write
-
-    return make
+    return place(make, lambda held: held.kept, write)
 
 
 # Classes of their own, of which instances take attributes that those of their bases do not.
@@ -196,16 +192,15 @@ def made_cell(first):
 
 
 def item_of(container: Callable[[], Any], key: Any) -> Callable[[Any], Made]:
-    def make(first: Any) -> Made:
+    def make(first: Any) -> Any:
         held = container()
         held[key] = first
+        return held
 
-        def write(value: Any) -> None:
-            held[key] = value
+    def write(held: Any, value: Any) -> None:
+        held[key] = value
 
-        return (lambda: held[key]), write
-
-    return make
+    return place(make, lambda held: held[key], write)
 
 
 class Inner:
