@@ -94,10 +94,7 @@ def sinks_heard(listener: Listener) -> Iterator[None]:
     before = _LISTENERS.get(here)
 
     def hear(sink: Sink, make: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        def passed(*args: Any, **kwargs: Any) -> None:
-            before(sink, make, args, kwargs)  # type: ignore[misc]
-
-        listener(sink, make if before is None else passed, args, kwargs)
+        listener(sink, make if before is None else lambda *a, **kw: before(sink, make, a, kw), args, kwargs)
 
     _LISTENERS[here] = hear
     try:
