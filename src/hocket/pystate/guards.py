@@ -132,7 +132,7 @@ class Guards:
         return [each for each in self._changes(self._watch.look(), spent=False) if not self._is_effect(each)]
 
     def _changes(self, now: Reachable, spent: bool = True) -> list[Change]:
-        """All changes for which the graph is not valid. It begins with tensors, of which `spent` graphs count."""
+        """All changes for which the graph is not valid. Without `spent`, no autograd graph counts that is used up."""
         return [
             change
             for change in differences(self._found, now)
