@@ -67,7 +67,7 @@ def run(
     """Build a loop from a seed and run it: eagerly without `options`, else scheduled with them.
 
     Without `counted`, calls of the step are not counted, which doubles what a capture takes. All state is looked at in
-    one of `marked` rounds.
+    one of `marked` rounds, or after the last one only.
     """
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  # the loops draw from it
@@ -117,7 +117,7 @@ def _drive(
         except Exception as error:  # noqa: BLE001  # code between steps fails where a step left its state behind
             ended.returned.append(flat(error, f"round {n}: after the step", {}))
             ended.trouble[n] = traceback.format_exc(limit=-4)
-        if n % marked == marked - 1 or n == steps - 1:
+        if (marked and n % marked == 0) or n == steps - 1:
             ended.state = _state(loop, printed)
             ended.marks[n] = fingerprint(ended.state)
 
