@@ -28,7 +28,7 @@ def described(captured: Captured, num_workers: int, num_servers: int) -> dict[st
     constant = [e for e in (*places.parameters, *tensors) if e.name in lasting and e.name not in written]
     digests = {e.name: OF_RANK_0 if e.get().is_meta else digest(e.get()) for e in constant}
     if not num_servers:  # workers may have data of their own in a closure, and ranks of one step may not
-        for source in captured.trace.sources:
+        for source in captured.trace.sources.values():
             if isinstance(source, Constant):
                 name = f"{source.name}, a tensor of shape {tuple(source.value.shape)} from outside the step"
                 digests[name] = digest(source.value)

@@ -150,7 +150,7 @@ def _after_gradients(graph: Graph) -> frozenset[str]:
 
 def check_exchangeable(captured: Captured, num_workers: int) -> None:
     """Refuse a step that adds to existing gradients, writes a tensor of its closure, or keeps what cannot be sent."""
-    closed_over = {source.name: source.value for source in captured.trace.sources if isinstance(source, Constant)}
+    closed_over = {s.name: s.value for s in captured.trace.sources.values() if isinstance(s, Constant)}
     for op in captured.graph.ops:
         for name in closed_over.keys() & set(op.writes):
             raise InputError(

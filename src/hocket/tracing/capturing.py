@@ -40,7 +40,7 @@ def capture_step(
                     step(batch)
                 signature = signature_of(places, batch)
                 recorded = _recorded(step, model, optimizer, batch)
-                for source in recorded.trace.sources if recorded.trace else ():
+                for source in recorded.trace.sources.values() if recorded.trace else ():
                     if isinstance(source, (Entry, Gradient)) and source.kind in ("state", "gradient"):
                         made[source] = source.get().detach().clone()
             finally:

@@ -29,7 +29,8 @@ from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured, alone, captured_from
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
 from hocket.tracing.recording.module_tracker import ModuleTracker
-from hocket.tracing.recording.op_recorder import Note, OpRecorder
+from hocket.tracing.recording.op_arguments import Note
+from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.recording.trace import Trace, UpdateCall
 from hocket.tracing.saved_state import copies_of, generators_kept
 from hocket.tracing.scalars.followed_math import followed_math
@@ -138,23 +139,22 @@ class _Again:
     def _copy_sources(self) -> None:
         """Copies of all that the step reads, which share memory as the originals do."""
         batch = tree_flatten(self.captured.batch)[0]
-        nodes = [node for node in self.trace.graph.nodes if node.op in ("placeholder", "get_attr")]
         found = []
-        for source in self.trace.sources:
+        for source in self.trace.sources.values():
             kind = self.trace.kinds[source]
             assert kind is not None, "other layouts are not recorded"
             now = batch[source.index] if isinstance(source, BatchLeaf) else value_now(source)
             if TensorKind.of(now) is None or now.shape != kind.shape or now.stride() != kind.stride:
                 now = torch.zeros(()).to(kind.dtype).new_zeros(kind.shape).as_strided(kind.shape, kind.stride)
             found.append(now)
-        for node, source, copy in zip(nodes, self.trace.sources, copies_of(found), strict=True):
+        for (node, source), copy in zip(self.trace.sources.items(), copies_of(found), strict=True):
             self.values[node] = copy
             self.ops.add_source(source, copy)
         if self.last:
             calls = [node for node in self.trace.graph.nodes if node.target in FILTERS]
             filters = {node.args[FILTERS[node.target]] for node in calls}  # a region's are part of its batch
             with self.ops:
-                for node, source in zip(nodes, self.trace.sources, strict=True):
+                for node, source in self.trace.sources.items():
                     if isinstance(source, BatchLeaf) and node not in filters:
                         self.values[node] = _with_channels_last(self.values[node])
 
@@ -247,8 +247,7 @@ class _Again:
                 copy.grad = None
 
     def _entries(self, kind: str) -> list[tuple[fx.Node, Entry]]:
-        nodes = [node for node in self.trace.graph.nodes if node.op in ("placeholder", "get_attr")]
-        pairs = zip(nodes, self.trace.sources, strict=True)
+        pairs = self.trace.sources.items()
         return [(node, source) for node, source in pairs if isinstance(source, Entry) and source.kind == kind]
 
     def _live(self, entry: Entry, value: Any) -> Any:
@@ -280,11 +279,11 @@ class _Again:
         return self.trace.moved_to(
             self._node,
             graph=self.ops.graph,
-            sources=tuple(self.ops.sources),
+            sources=self.ops.sources,
             notes=self.ops.notes,
             tape=self.tape,
             roots=self.ops.roots,
-            kinds={s: self.trace.kinds.get(s) or TensorKind.of(s.value) for s in self.ops.sources},
+            kinds={s: self.trace.kinds.get(s) or TensorKind.of(s.value) for s in self.ops.sources.values()},
             order=tuple(self.ops.order),
         )
 

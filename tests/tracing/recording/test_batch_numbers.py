@@ -36,6 +36,7 @@ NUMBERS = {
     "a function of items": scaled(function_of),
     "a sum that begins as a tensor": scaled(added_up),
     "a tensor of an item": scaled(lambda batch: torch.tensor([batch["weight"].item(), 2.0]).sum()),
+    "a parameter made of it": scaled(lambda batch: nn.Parameter(batch["weight"].clone(), False).item()),
     "a divisor": scaled(lambda batch: 1 / batch["mask"].sum().item()),
     "an option of a loss": loss_and_weight,
 }

@@ -22,8 +22,7 @@ from hocket.tracing.compiling.arguments import decoded, op_named
 from hocket.tracing.compiling.listing import ListedCall, ListedTensor, Listing
 from hocket.tracing.compiling.request import CompileRequest
 from hocket.tracing.lowering.lower import WINOGRAD, lower
-from hocket.tracing.recording.op_arguments import written_arguments
-from hocket.tracing.recording.op_recorder import Note
+from hocket.tracing.recording.op_arguments import Note, written_arguments
 from hocket.tracing.scalars.tape import TapeRef
 
 
@@ -42,7 +41,8 @@ def _formed(captured: Captured, request: CompileRequest, listing: Listing, is_wi
         made.put_all()
     except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CaptureError(f"the compiled list does not fit: {type(error).__name__}: {error}") from None
-    trace = captured.trace.moved_to(made.left, graph=made.graph, notes=made.notes, roots=made.roots, order=())
+    own = {"graph": made.graph, "sources": made.sources, "notes": made.notes, "roots": made.roots}
+    trace = captured.trace.moved_to(made.left, **own, order=())
     lowered = lower(trace, split_backward=False, native_ops=() if is_wide else (WINOGRAD,))
     slots = {id(source): slot for slot, source in lowered.program.inputs.items()}
     old = captured.program.inputs
@@ -65,6 +65,7 @@ class _FormTrace:
     listing: Listing
     is_wide: bool
     graph: fx.Graph = field(default_factory=fx.Graph)
+    sources: dict[fx.Node, Any] = field(default_factory=dict)
     notes: dict[fx.Node, Note] = field(default_factory=dict)
     roots: dict[fx.Node, int] = field(default_factory=dict)
     nodes: dict[int, fx.Node] = field(default_factory=dict)
@@ -73,17 +74,15 @@ class _FormTrace:
 
     def put_all(self) -> None:
         values, inputs = self.listing.values, self.request.inputs
-        slot_of = {id(source): slot for slot, source in self.captured.program.inputs.items()}
         places = {slot: value for value, slot in enumerate(inputs)}
-        old = {self.captured.lowered.slot_of[node]: node for node in self.captured.trace.roots}
         memory: dict[int, int] = {}  # of inputs that share it: the first one's
         # What the step does not use has memory of its own, behind that of all values.
-        for number, source in enumerate(self.captured.trace.sources):
-            slot = slot_of[id(source)]
+        for number, (old, source) in enumerate(self.captured.trace.sources.items()):
+            slot = self.captured.lowered.slot_of[old]
             node = self.graph.placeholder(f"given{number}")
-            node.meta["val"] = old[slot].meta["val"]
+            self.sources[node], node.meta["val"] = source, old.meta["val"]
             own = places.get(slot, len(values) + number)
-            self.roots[node] = memory.setdefault(self.captured.trace.roots[old[slot]], own)
+            self.roots[node] = memory.setdefault(self.captured.trace.roots[old], own)
             self.by_slot[slot] = node
             self.root_of[node] = self.roots[node]
             if slot in places:

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 from hocket.tracing.lowering.dependencies import Access
 from hocket.tracing.program import Call, Slot
 from hocket.tracing.raising import is_foreign, may_raise
-from hocket.tracing.recording.op_recorder import Note
+from hocket.tracing.recording.op_arguments import Note
 
 _aten = torch.ops.aten
 _EMPTY = (_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default)
@@ -40,13 +40,12 @@ class AnnotatedCall:
     @property
     def access(self) -> Access:
         """A fresh result is a root that the op writes, since no other op can read it earlier."""
-        fresh = frozenset(r for r in self.note.returns if r is not None) - self.note.reads
-        return Access(self.note.reads, self.note.writes | fresh, self.note.random)
+        return Access(self.note.reads, self.note.writes | self.note.fresh, self.note.random)
 
     @property
     def memory(self) -> frozenset[int]:
         """The roots that it touches."""
-        return self.note.reads | self.note.writes | {root for root in self.note.returns if root is not None}
+        return self.note.reads | self.note.writes | self.note.fresh
 
     @property
     def target(self) -> str:

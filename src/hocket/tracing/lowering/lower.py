@@ -55,11 +55,10 @@ def lower(
     slots = SlotTable()
     inputs: dict[int, Any] = {}
     pieces: list[AnnotatedCall] = []
-    sources = iter(trace.sources)
     for node in trace.graph.nodes:
-        if node.op in ("placeholder", "get_attr"):
+        if node in trace.sources:
             slots.of[node] = slots.new(node.meta.get("val"), trace.roots[node])
-            inputs[slots.of[node]] = next(sources)
+            inputs[slots.of[node]] = trace.sources[node]
         elif node.op == "call_function" and node in trace.notes:
             pieces.append(annotated_call(node, trace.notes[node], slots))
     kept = frozenset(slots.of[node] for node in _left_behind(trace))

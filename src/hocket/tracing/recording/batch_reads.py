@@ -14,16 +14,20 @@ else is lost for good, and so is memory from outside the step that the step writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
+from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from hocket.tracing.program import Action, Call, Slot, compile_action
+from hocket.tracing.program import Action, Call, Slot, compile_action, leaves_in, map_leaves
+from hocket.tracing.recording.op_arguments import Note
+from hocket.tracing.sources import BatchLeaf, Constant
 
 # How a number that the step spells out becomes a tensor, and how an array of numpy does.
 LIFTING = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
@@ -36,37 +40,29 @@ class BatchNumber:
     position: int
 
 
-@dataclass(frozen=True)
-class _Check:
-    """The outcome that later batches must have, or (`number`) a number that is handed to the tape."""
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """A value that is read of tensors, and the outcome that later batches must have."""
 
+    func: Callable[..., Any]
+    arguments: tuple[Any, Any]  # args and kwargs, with nodes in place of tensors
+    roots: frozenset[int]
     outcome: Any
-    number: bool = False
+    is_number: bool  # it is handed to the tape, whatever it is
 
     def allows(self, outcome: Any) -> bool:
-        if self.number:
+        if self.is_number:
             return True
         # Text tells 0.0 from -0.0, and NaN is the same text as itself.
         return bool(outcome == self.outcome and outcome != 0) or repr(outcome) == repr(self.outcome)
 
 
 @dataclass(frozen=True)
-class _Noted:
-    """One op on values of the batch, with the roots that it reads and writes. A read has a check."""
-
-    call: Call
-    reads: frozenset[int]
-    writes: frozenset[int]
-    made: frozenset[int] = frozenset()
-    check: _Check | None = None
-
-
-@dataclass(frozen=True)
 class BatchGuards:
-    """Reads of a batch that are made before a step, and their checks."""
+    """Reads of a batch that are made before a step, in a trace."""
 
-    # for each read a function that runs the ops before it, the slot that it reads, and its check
-    parts: tuple[tuple[Callable[[list[Any], Any], None], int, _Check], ...] = ()
+    # for each read a function that runs the ops before it and makes it, and its slot
+    parts: tuple[tuple[Callable[[list[Any], Any], None], int, _Read], ...] = ()
     template: tuple[Any, ...] = ()  # the initial slots, with constants in their places
     leaves: tuple[tuple[int, int], ...] = ()  # slot and place in the batch of each tensor that is read
 
@@ -79,14 +75,14 @@ class BatchGuards:
         for slot, place in self.leaves:
             values[slot] = batch[place]
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
-            for run, slot, check in self.parts:
+            for run, slot, read in self.parts:
                 try:
                     run(values, [])
                 except (RuntimeError, IndexError, ValueError, TypeError):
                     return None  # eager will say what is wrong with this batch
-                if not check.allows(values[slot]):
+                if not read.allows(values[slot]):
                     return None
-                if check.number:
+                if read.is_number:
                     numbers.append(values[slot])
         return numbers
 
@@ -100,17 +96,8 @@ class BatchReads:
     array_leaf: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None
     _lost: set[int] = field(default_factory=set)
     _made: set[int] = field(default_factory=set)
-    _noted: list[_Noted] = field(default_factory=list)
-    _slots: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
-    _leaves: list[tuple[int, int]] = field(default_factory=list)
-    _constants: dict[int, torch.Tensor] = field(default_factory=dict)
-    _count: int = 0
+    _events: list[fx.Node | _Read] = field(default_factory=list)  # ops on values of the batch, and reads of these
     _numbers: int = 0
-
-    def add_leaf(self, tensor: torch.Tensor, place: int) -> None:
-        """Tell which tensor stands at a place of the batch."""
-        if tensor not in self._slots:
-            self._leaves.append((self._new(tensor), place))
 
     def lose(self, roots: Iterable[int | None]) -> None:
         """Tell of memory that depends on something else: on parameters, state or random numbers."""
@@ -120,100 +107,87 @@ class BatchReads:
         """Return True if the content of this memory follows from the batch and from constants."""
         return self._lost.isdisjoint(roots)
 
-    def ran(
-        self,
-        call: tuple[Any, Any, Any],
-        result: Any,
-        reads: frozenset[int],
-        writes: frozenset[int],
-        returns: Sequence[int | None],
-        random: bool,
-    ) -> None:
-        """Note one op: function, arguments and keywords, and the roots that it read, wrote and returned.
-
-        What is written to memory from outside is lost, too: a guard may not write there.
-        """
-        made = frozenset(root for root in returns if root is not None) - reads
-        if random or not self.knows(reads | writes) or not writes <= self._made:
-            self.lose((*writes, *returns))
+    def ran(self, node: fx.Node, note: Note) -> None:
+        """Note one op. What it writes to memory from outside is lost, too: a guard may not write there."""
+        if note.random or not self.knows(note.reads | note.writes) or not note.writes <= self._made:
+            self.lose((*note.writes, *note.returns))
             return
-        self._made |= made
-        func, args, kwargs = self._slotted(call)
-        outs: dict[int | None, int] = {}
-        if isinstance(result, torch.Tensor):
-            outs[None] = self._slot(result)
-        elif isinstance(result, (list, tuple)):
-            outs = {at: self._slot(value) for at, value in enumerate(result) if isinstance(value, torch.Tensor)}
-        self._noted.append(_Noted(Call(func, args, kwargs, outs), reads, writes, made))
+        self._made |= note.fresh
+        self._events.append(node)
 
-    def guard(self, call: tuple[Any, Any, Any], reads: frozenset[int]) -> Any:
-        """Return a value that a function reads from tensors of the batch. Later batches must have the same value."""
-        return self._read(call, reads, number=False)
+    def read(
+        self, call: tuple[Any, Any, Any], arguments: Any, roots: frozenset[int], *, is_number: bool = False
+    ) -> Any:
+        """Return a value that a function reads from tensors of the batch. Later batches must have the same value.
 
-    def number(self, call: tuple[Any, Any, Any], reads: frozenset[int]) -> tuple[BatchNumber, Any]:
-        """A number that a function finds in tensors of the batch, and where later steps find theirs."""
-        found = self._read(call, reads, number=True)
-        self._numbers += 1
-        return BatchNumber(self._numbers - 1), found
-
-    def guards(self) -> BatchGuards:
-        """The program that makes all reads again, without the ops that no read needs."""
-        slots: set[int] = set()
-        roots: set[int] = set()
-        needed: list[_Noted] = []
-        varying = self._varying()
-        for noted in reversed(self._noted):
-            is_read = noted.check is not None and (noted.check.number or not varying.isdisjoint(noted.reads))
-            if is_read or slots.intersection(noted.call.outs.values()) or noted.writes & roots:
-                needed.append(noted)
-                slots.update(noted.call.reads)
-                roots |= noted.reads
-        parts: list[tuple[Callable[[list[Any], Any], None], int, _Check]] = []
-        calls: list[Call] = []
-        for noted in reversed(needed):
-            calls.append(noted.call)
-            if noted.check is not None:
-                run = compile_action(Action("batch guard", tuple(calls)))
-                parts.append((run, noted.call.outs[None], noted.check))
-                calls = []
-        template = tuple(self._constants.get(slot) if slot in slots else None for slot in range(self._count))
-        return BatchGuards(tuple(parts), template, tuple(leaf for leaf in self._leaves if leaf[0] in slots))
-
-    def _varying(self) -> set[int]:
-        """Roots whose content may differ between steps: all but what follows from numbers that the step spells out."""
-        spelled_out = {root for noted in self._noted if noted.call.func in LIFTING for root in noted.reads}
-        varying = {root for noted in self._noted for root in noted.reads} - self._made - spelled_out
-        for noted in self._noted:
-            if not varying.isdisjoint(noted.reads):
-                varying |= noted.writes | noted.made
-        return varying
-
-    def _read(self, call: tuple[Any, Any, Any], reads: frozenset[int], number: bool) -> Any:
+        `arguments` are those of the call, with nodes in place of tensors.
+        """
+        func, args, kwargs = call
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
-            func, args, kwargs = call
             outcome = func(*args, **kwargs)
-        func, args, kwargs = self._slotted(call)
-        self._count += 1
         self.num_reads += 1
-        noted = Call(func, args, kwargs, {None: self._count - 1})
-        self._noted.append(_Noted(noted, reads, frozenset(), check=_Check(outcome, number)))
+        self._events.append(_Read(func, arguments, roots, outcome, is_number))
         return outcome
 
-    def _slotted(self, call: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        func, *arguments = call
-        args, kwargs = tree_map_only(torch.Tensor, self._argument, arguments)
-        return func, tuple(args), kwargs
+    def number(self, call: tuple[Any, Any, Any], arguments: Any, roots: frozenset[int]) -> tuple[BatchNumber, Any]:
+        """A number that a function finds in tensors of the batch, and where later steps find theirs."""
+        self._numbers += 1
+        return BatchNumber(self._numbers - 1), self.read(call, arguments, roots, is_number=True)
 
-    def _argument(self, tensor: torch.Tensor) -> Slot:
-        if tensor not in self._slots:
-            # Neither of the batch nor made in the trace: the step closes over it.
-            self._constants[self._new(tensor)] = tensor
-        return Slot(self._slots[tensor])
+    def guards(self, notes: Mapping[fx.Node, Note], sources: Mapping[fx.Node, Any]) -> BatchGuards:
+        """The program that makes all reads again, without the ops that no read needs."""
+        varying = self._varying(notes)
+        read: set[fx.Node] = set()
+        roots: set[int] = set()
+        needed: list[fx.Node | _Read] = []
+        for event in reversed(self._events):
+            if isinstance(event, _Read):
+                is_needed, reads = event.is_number or not varying.isdisjoint(event.roots), event.roots
+                given = [leaf for leaf in leaves_in(event.arguments) if isinstance(leaf, fx.Node)]
+            else:
+                is_needed, reads = event in read or bool(notes[event].writes & roots), notes[event].reads
+                given = event.all_input_nodes
+            if is_needed:
+                needed.append(event)
+                roots |= reads
+                # What is taken of several results is made along with them.
+                read.update(given, (each.all_input_nodes[0] for each in given if each.target is operator.getitem))
+        return _compiled(needed[::-1], read, sources)
 
-    def _slot(self, tensor: torch.Tensor) -> int:
-        return self._slots[tensor] if tensor in self._slots else self._new(tensor)
+    def _varying(self, notes: Mapping[fx.Node, Note]) -> set[int]:
+        """Roots whose content may differ between steps: all but what follows from numbers that the step spells out."""
+        ops = [(each, notes[each]) for each in self._events if isinstance(each, fx.Node)]
+        spelled_out = {root for node, note in ops if node.target in LIFTING for root in note.reads}
+        read = {root for each in self._events if isinstance(each, _Read) for root in each.roots}
+        varying = read.union(*(note.reads for _, note in ops)) - self._made - spelled_out
+        for _, note in ops:
+            if not varying.isdisjoint(note.reads):
+                varying |= note.writes | note.fresh
+        return varying
 
-    def _new(self, tensor: torch.Tensor) -> int:
-        self._slots[tensor] = self._count
-        self._count += 1
-        return self._count - 1
+
+def _compiled(
+    events: Iterable[fx.Node | _Read], read: Collection[fx.Node], sources: Mapping[fx.Node, Any]
+) -> BatchGuards:
+    """The events as functions on slots, one for each read."""
+    slots: defaultdict[Any, int] = defaultdict(count().__next__)
+
+    def call(func: Any, args: Any, kwargs: Any, made: object) -> Call:
+        args, kwargs = map_leaves((args, kwargs), lambda x: Slot(slots[x]) if isinstance(x, fx.Node) else x)
+        return Call(func, args, kwargs, {None: slots[made]})
+
+    parts: list[tuple[Callable[[list[Any], Any], None], int, _Read]] = []
+    calls: list[Call] = []
+    for event in events:
+        if isinstance(event, _Read):
+            calls.append(call(event.func, *event.arguments, event))
+            parts.append((compile_action(Action("batch guard", tuple(calls))), slots[event], event))
+            calls = []
+            continue
+        calls.append(call(event.target, event.args, event.kwargs, event))
+        taken = (user for user in event.users if user in read and user.target is operator.getitem)
+        calls += [call(operator.getitem, user.args, {}, user) for user in taken]
+    given = [sources.get(each) for each in slots]
+    template = tuple(source.value if isinstance(source, Constant) else None for source in given)
+    leaves = tuple((slot, source.index) for slot, source in enumerate(given) if isinstance(source, BatchLeaf))
+    return BatchGuards(tuple(parts), template, leaves)

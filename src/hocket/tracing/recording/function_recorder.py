@@ -33,7 +33,8 @@ from hocket.tracing.recording.data_reads import (
     tensors_read,
     with_numbers,
 )
-from hocket.tracing.recording.op_recorder import Note, OpRecorder
+from hocket.tracing.recording.op_arguments import Note
+from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.late import LateTape
 from hocket.tracing.scalars.live import Late, Live, plain_of, plain_tree
@@ -129,8 +130,7 @@ class FunctionRecorder(TorchFunctionMode):
         of_batch = self.ops.batch.knows([self.ops.root(tensor)])
         known = self.step_count(tensor)
         if known is None and of_batch and func is torch.Tensor.item and not (_is_bool(tensor) or tensor.is_complex()):
-            source, found = self.ops.batch.number((_VALUE, (tensor,), {}), frozenset([self.ops.root(tensor)]))
-            known = self.tape.leaf(source, found)
+            known = self.tape.leaf(*self.ops.number(_VALUE, tensor))
         if known is None and of_batch:
             known = self.ops.read(_VALUE, (tensor,))
         if known is not None:

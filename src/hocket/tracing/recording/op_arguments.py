@@ -1,14 +1,16 @@
-"""The arguments of an op: tensors and numbers in them, and which of them the op writes."""
+"""Facts about one op that runs: tensors and numbers among its arguments, and which of them it writes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from hocket.tracing.program import leaves_in, map_leaves
 from hocket.tracing.scalars.live import Live
+from hocket.tracing.scalars.tape import TapeRef
 
 # Kernels that write running statistics (while training) or scratch memory without saying so in their schema.
 _UNDECLARED_WRITES = {
@@ -19,6 +21,29 @@ _UNDECLARED_WRITES = {
 }
 
 _SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
+
+
+@dataclass
+class Note:
+    """Facts about one recorded op."""
+
+    phase: str  # ``forward``, ``backward`` or ``update``
+    layer: str  # path of the module. A backward op has that of its forward op.
+    reads: frozenset[int] = frozenset()  # roots of its tensor arguments
+    writes: frozenset[int] = frozenset()
+    returns: tuple[int | None, ...] = ()  # root of each returned value, in order (None if it is not a tensor)
+    random: bool = False  # it draws from the default generator
+    grad_mode: bool = False  # gradients were being recorded. Some kernels (oneDNN's LSTM) depend on that.
+    # places in its arguments that are filled from the tape, as paths into (args, kwargs)
+    scalars: dict[tuple[Any, ...], TapeRef] = field(default_factory=dict)
+    # values that the step has put in places of Python's so far, if the op may raise
+    effects_before: dict[Any, Any] = field(default_factory=dict)
+    is_undone: bool = False  # where it raises, the step is undone, and made by eager
+
+    @property
+    def fresh(self) -> frozenset[int]:
+        """Roots of what it makes."""
+        return frozenset(root for root in self.returns if root is not None) - self.reads
 
 
 def written_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,10 +29,10 @@ from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
 from hocket.tracing.recording.data_reads import reads_value, shape_reads, shaped_by_values
 from hocket.tracing.recording.leaves import Leaf
 from hocket.tracing.recording.module_tracker import ModuleTracker
-from hocket.tracing.recording.op_arguments import has_size, tensors_in, with_plain_numbers, written_arguments
+from hocket.tracing.recording.op_arguments import Note, has_size, tensors_in, with_plain_numbers, written_arguments
 from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.live import Live
-from hocket.tracing.scalars.tape import Tape, TapeRef
+from hocket.tracing.scalars.tape import Tape
 from hocket.tracing.sources import Constant, Entry
 
 # Ops with a bool as their result, and the tensor that it is in.
@@ -45,24 +44,6 @@ _QUESTIONS: dict[Any, Callable[..., torch.Tensor]] = {
     torch.ops.aten.is_nonzero.default: lambda tensor: tensor,
 }
 _MOVES_MEMORY = frozenset(("aten::set_", "aten::resize_", "aten::resize_as_"))
-
-
-@dataclass
-class Note:
-    """Facts about one recorded op."""
-
-    phase: str  # ``forward``, ``backward`` or ``update``
-    layer: str  # path of the module. A backward op has that of its forward op.
-    reads: frozenset[int] = frozenset()  # roots of its tensor arguments
-    writes: frozenset[int] = frozenset()
-    returns: tuple[int | None, ...] = ()  # root of each returned value, in order (None if it is not a tensor)
-    random: bool = False  # it draws from the default generator
-    grad_mode: bool = False  # gradients were being recorded. Some kernels (oneDNN's LSTM) depend on that.
-    # places in its arguments that are filled from the tape, as paths into (args, kwargs)
-    scalars: dict[tuple[Any, ...], TapeRef] = field(default_factory=dict)
-    # values that the step has put in places of Python's so far, if the op may raise
-    effects_before: dict[Any, Any] = field(default_factory=dict)
-    is_undone: bool = False  # where it raises, the step is undone, and made by eager
 
 
 # Enough of a tensor to make a fake one of it: shape, strides, dtype and device.
@@ -96,7 +77,7 @@ class OpRecorder(TorchDispatchMode):
         self.graph = fx.Graph()  # the ops, in the order in which they ran
         self.notes: dict[fx.Node, Note] = {}  # facts about each op
         self.order: list[fx.Node] = []  # the nodes of ops, in the same order
-        self.sources: list[Any] = []  # the source of each node that is not an op
+        self.sources: dict[fx.Node, Any] = {}  # the source of each node that is not an op
         self.roots: dict[fx.Node, int] = {}  # the memory of each of these nodes
         # root -> the ops that write it, each with the position of the tensor among those that the op writes
         self.writers: dict[int, list[tuple[fx.Node, int]]] = {}
@@ -133,7 +114,7 @@ class OpRecorder(TorchDispatchMode):
 
     def _from_outside(self, kind: str, name: str, source: Any, tensor: torch.Tensor) -> fx.Node:
         node = self.graph.create_node(kind, name, (), {})
-        self.sources.append(source)
+        self.sources[node] = source
         self._source_of[id(tensor)] = source
         self.roots[node] = self._root(tensor, outside=True)
         self._nodes[tensor] = node
@@ -144,6 +125,15 @@ class OpRecorder(TorchDispatchMode):
         """Return the node that made a tensor, or a constant if the step has it from elsewhere."""
         node = self._nodes.get(tensor)
         return self._constant(tensor) if node is None else node
+
+    def _given(self, arguments: Any) -> tuple[Any, frozenset[int]]:
+        """Arguments with nodes in place of tensors, and the memory of these."""
+        given = map_leaves(arguments, lambda leaf: self.node_of(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+        return given, frozenset(map(self.root, tensors_in(arguments)))
+
+    def number(self, func: Any, tensor: torch.Tensor) -> tuple[Any, Any]:
+        """The source of a number that `func` reads from a tensor of the batch, and the number."""
+        return self.batch.number((func, (tensor,), {}), *self._given(((tensor,), {})))
 
     def root(self, tensor: torch.Tensor) -> int:
         """The memory of a tensor, as a number."""
@@ -193,9 +183,9 @@ class OpRecorder(TorchDispatchMode):
         """Return the Python value that `func` reads from tensors. If these follow from the batch, it is guarded."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
-            roots = frozenset(self.root(tensor) for tensor in tensors_in((args, kwargs)))
+            given, roots = self._given((args, kwargs))
             if self.batch.knows(roots):
-                return self.batch.guard((func, args, kwargs), roots)
+                return self.batch.read((func, args, kwargs), given, roots)
             if func in _QUESTIONS:
                 with self:
                     outcome = self.outcome_of(_QUESTIONS[func](*args, **kwargs))
@@ -225,9 +215,7 @@ class OpRecorder(TorchDispatchMode):
             return func(*args, **kwargs) if self.reasons else self._recorded(func, args, kwargs, live)
 
     def _recorded(self, func: Any, args: Any, kwargs: Any, live: list[Live]) -> Any:
-        inputs = list(tensors_in((args, kwargs)))
-        given = map_leaves((args, kwargs), lambda leaf: self.node_of(leaf) if isinstance(leaf, torch.Tensor) else leaf)
-        reads = frozenset(self.root(tensor) for tensor in inputs)
+        given, reads = self._given((args, kwargs))
         written = list(tensors_in(list(written_arguments(func, args, kwargs))))
         for tensor in written:
             self._save(tensor)
@@ -252,11 +240,11 @@ class OpRecorder(TorchDispatchMode):
         if self.reasons:
             return result
         self._heap.made(sum(value.nbytes for value in made if isinstance(value, torch.Tensor)))
-        self.batch.ran((func, args, kwargs), result, reads, writes, returns, random)
         node = self.graph.create_node("call_function", func, *given)
         self.order.append(node)
         facts = (phase, layer, reads, writes, returns, random, torch.is_grad_enabled())
         self.notes[node] = Note(*facts, effects_before=effects, is_undone=is_undone)
+        self.batch.ran(node, self.notes[node])
         for position, tensor in enumerate(written):
             self.writers.setdefault(self.root(tensor), []).append((node, position))
         if isinstance(result, torch.Tensor):
@@ -321,7 +309,7 @@ class OpRecorder(TorchDispatchMode):
                 self.order.append(view)
                 self.notes[view] = Note(*self.where.here(), frozenset((root,)), returns=(root,))
                 self.layouts[view], self._nodes[tensor] = _layout(tensor), view
-                self.batch.lose((root,))
+                self.batch.ran(view, self.notes[view])
                 return view
         return None
 
@@ -378,10 +366,10 @@ class OpRecorder(TorchDispatchMode):
 
     def _is_shape_known(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Return True if the shape of the op's result follows from the batch. Later batches must have the same."""
-        calls = [(call, frozenset(map(self.root, tensors_in(call[1:])))) for call in shape_reads(func, args, kwargs)]
-        known = not (func._schema.is_mutable or is_foreign(func)) and all(self.batch.knows(roots) for _, roots in calls)
-        for call, roots in calls if known else ():
-            self.batch.guard(call, roots)
+        calls = [(call, *self._given(call[1:])) for call in shape_reads(func, args, kwargs)]
+        known = not (func._schema.is_mutable or is_foreign(func)) and all(self.batch.knows(each[2]) for each in calls)
+        for each in calls if known else ():
+            self.batch.read(*each)
         return known
 
 

@@ -182,8 +182,7 @@ class Outcomes:
         return are_kept and sum(self._written.values()) <= MAX_KEPT_BYTES
 
     def _sources(self, root: int) -> list[Any]:
-        sources = zip(self.ops.roots.items(), self.ops.sources, strict=True)
-        return [source for (_, its_root), source in sources if its_root == root]
+        return [source for node, source in self.ops.sources.items() if self.ops.roots[node] == root]
 
     def _is_followed(self, operand: Any) -> bool:
         if isinstance(operand, Late):

@@ -163,9 +163,7 @@ class _Recording:
         ops.undoes = self.undoes
         for source, tensor in zip(self.sources, self.tensors, strict=True):
             node = ops.add_source(source, tensor)
-            if isinstance(source, BatchLeaf):
-                ops.batch.add_leaf(tensor, source.index)
-            else:
+            if not isinstance(source, BatchLeaf):
                 ops.batch.lose([ops.roots[node]])
         where.on_update = partial(self._note_update, ops)
         ops.batch.array_leaf = self.reads.leaf
@@ -269,7 +267,7 @@ class _Recording:
         with_grad = {e: v.grad_fn.name() if v.grad_fn else "" for e in rebound if (v := e.get()).requires_grad}
         return Trace(
             ops.graph,
-            tuple(ops.sources),
+            ops.sources,
             ops.notes,
             self.tape,
             found,
@@ -279,10 +277,10 @@ class _Recording:
             numbers,
             self.places,
             ops.roots,
-            ops.batch.guards(),
+            ops.batch.guards(ops.notes, ops.sources),
             self.appended,
             effects,
-            {source: self.kinds.get(source) or TensorKind.of(source.value) for source in ops.sources},
+            {source: self.kinds.get(source) or TensorKind.of(source.value) for source in ops.sources.values()},
             tuple(ops.order),
             tuple(self.updates),
             tuple(self.sinks),

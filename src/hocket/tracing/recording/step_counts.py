@@ -103,7 +103,7 @@ class StepCounts:
     def _adopted(self, root: int) -> bool:
         """Add a count that the step has from elsewhere and has written: that of an optimizer which is not known."""
         tensor = self.ops.outside.get(root)
-        source = next((s for s in self.ops.sources if isinstance(s, Constant) and s.value is tensor), None)
+        source = next((s for s in self.ops.sources.values() if isinstance(s, Constant) and s.value is tensor), None)
         if tensor is None or source is None or not _is_count(tensor):
             return False
         _, begun = self.ops.saved.get(tensor.untyped_storage()._cdata, (None, None))

@@ -15,7 +15,7 @@ from hocket.pystate.appended import AppendedList
 from hocket.sinks import Sink
 from hocket.tracing.reasons import Reason
 from hocket.tracing.recording.batch_reads import BatchGuards
-from hocket.tracing.recording.op_recorder import Note
+from hocket.tracing.recording.op_arguments import Note
 from hocket.tracing.recording.outcomes import Undo
 from hocket.tracing.scalars.late import LateTape
 from hocket.tracing.scalars.tape import Tape, TapeRef
@@ -77,7 +77,7 @@ class Trace:
     """A recorded step."""
 
     graph: fx.Graph  # a placeholder for each of `sources`, and ATen ops
-    sources: tuple[Any, ...]
+    sources: dict[fx.Node, Any]
     notes: dict[fx.Node, Note]  # facts about each op
     tape: Tape
     result: Result
