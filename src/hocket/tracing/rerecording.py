@@ -29,7 +29,7 @@ from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured, alone, captured_from
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
 from hocket.tracing.recording.module_tracker import ModuleTracker
-from hocket.tracing.recording.op_arguments import Note
+from hocket.tracing.recording.op_arguments import Note, filled_arguments
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.recording.trace import Trace, UpdateCall
 from hocket.tracing.saved_state import copies_of, generators_kept
@@ -96,9 +96,10 @@ class _Again:
         self.tape = captured.trace.tape.reopened()
         self.ops = OpRecorder(self.where, self.tape, generators=captured.trace.places.generators)
         self.values: dict[fx.Node, Any] = {}
-        self.numbers = self.trace.tape.evaluate(self.trace.tape.found)
-        if self.numbers is None:
+        numbers = self.trace.tape.evaluate(self.trace.tape.found)
+        if numbers is None:
             raise CaptureError("its numbers cannot be computed again")
+        self.numbers = numbers
         self.updates = {
             update.first: update
             for update in self.trace.updates
@@ -108,7 +109,8 @@ class _Again:
             and not runs_hooks(update.optimizer)  # which fused kernels would leave out
         }
         self.drawn = {root for note in self.trace.notes.values() if note.random for root in note.writes}
-        self.left = _left_behind(self.trace)
+        gradients = (gradient for update in self.trace.updates for gradient in update.gradients.values())
+        self.left = {*self.trace.left_behind, *gradients}  # whose layout stays
         self.converted: dict[fx.Node, tuple[int, torch.Tensor]] = {}
 
     def run(self) -> Trace:
@@ -160,7 +162,7 @@ class _Again:
 
     def _call(self, node: fx.Node) -> None:
         note, func = self.trace.notes[node], node.target
-        args, kwargs = (_filled(each, (at,), note, self) for at, each in enumerate((node.args, node.kwargs)))
+        args, kwargs = filled_arguments(node, note, self._value, lambda number: self.numbers[number.index])
         self.where.note = note
         if self.last:
             args, kwargs = self._changed(node, args, kwargs)
@@ -171,6 +173,11 @@ class _Again:
         made.grad_mode, made.effects_before = note.grad_mode, note.effects_before
         made.is_undone = note.is_undone
         self.values[node] = self._kept(node, result) if isinstance(result, torch.Tensor) else result
+
+    def _value(self, node: fx.Node) -> Any:
+        if node not in self.values:
+            raise CaptureError("an op reads what only an update computes")
+        return self.values[node]
 
     def _take(self, node: fx.Node) -> None:
         value = self.values[node.args[0]][node.args[1]]  # type: ignore[index]
@@ -291,32 +298,6 @@ class _Again:
         if node not in self.values:
             raise CaptureError("the step leaves behind what only its own update computes")
         return self.ops.node_of(self.values[node])
-
-
-def _filled(value: Any, path: tuple[Any, ...], note: Note, again: _Again) -> Any:
-    """Arguments with values in place of nodes, and the numbers of the tape."""
-    if isinstance(value, fx.Node):
-        if value not in again.values:
-            raise CaptureError("an op reads what only an update computes")
-        return again.values[value]
-    if path in note.scalars:
-        assert again.numbers is not None
-        return again.numbers[note.scalars[path].index]
-    if isinstance(value, (tuple, list)):
-        return type(value)([_filled(element, (*path, at), note, again) for at, element in enumerate(value)])
-    if isinstance(value, dict):
-        filled = {key: _filled(element, (*path, key), note, again) for key, element in value.items()}
-        assert again.numbers is not None
-        if len(path) == 1:  # numbers that stand for a default
-            filled |= {p[1]: again.numbers[r.index] for p, r in note.scalars.items() if len(p) == 2 and p[0] == 1}
-        return filled
-    return value
-
-
-def _left_behind(trace: Trace) -> set[fx.Node]:
-    found = {node for node in (*trace.gradients.values(), *trace.rebound.values()) if node is not None}
-    found |= {gradient for update in trace.updates for gradient in update.gradients.values()}
-    return found | {leaf for kind, leaf in trace.result.leaves if kind == "tensor"}
 
 
 def _is_image(value: Any) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from hocket.tracing.lowering.dependencies import Access
 from hocket.tracing.program import Call, Slot
 from hocket.tracing.raising import is_foreign, may_raise
-from hocket.tracing.recording.op_arguments import Note
+from hocket.tracing.recording.op_arguments import Note, filled_arguments
 
 _aten = torch.ops.aten
 _EMPTY = (_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default)
@@ -60,6 +63,38 @@ class AnnotatedCall:
         """True if it may raise for its values. Of others' ops those that return nothing are there to check."""
         return may_raise(self.kernel) or (is_foreign(self.call.func) and not self.note.returns)
 
+    def made_by(self, call: Call, roots: Sequence[int | None], writes: frozenset[int] = frozenset()) -> AnnotatedCall:
+        """Another call in its place, which writes these roots of what it is given."""
+        reads = frozenset(root for slot in call.reads if (root := roots[slot]) is not None)
+        last = max((place or 0 for place in call.outs), default=-1)
+        slots = [call.outs.get(place, call.outs.get(None)) for place in range(last + 1)]
+        returns = tuple(None if slot is None else roots[slot] for slot in slots)
+        return replace(self, call=call, note=replace(self.note, reads=reads, writes=writes, returns=returns))
+
+
+@dataclass
+class StepCalls:
+    """The calls of a step in their order, as passes see them that put native ops in place of some."""
+
+    pieces: Sequence[AnnotatedCall]
+    values: Mapping[int, Any]  # fake tensors by slot
+    roots: Sequence[int | None]  # by slot
+    kept: frozenset[int]  # slots that are needed after the step
+
+    @cached_property
+    def touching(self) -> Mapping[int | None, Sequence[int]]:
+        """Positions of the calls that touch each root."""
+        found: dict[int | None, list[int]] = defaultdict(list)
+        for position, piece in enumerate(self.pieces):
+            for root in piece.memory:
+                found[root].append(position)
+        return found
+
+    @cached_property
+    def raising(self) -> Sequence[int]:
+        """Positions of the calls that may raise."""
+        return [n for n, piece in enumerate(self.pieces) if piece.may_raise or piece.note.is_undone]
+
 
 @dataclass
 class SlotTable:
@@ -79,9 +114,7 @@ def annotated_call(node: fx.Node, note: Note, slots: SlotTable) -> AnnotatedCall
     """Make the call of a node. Its results get slots, unless they have one already."""
     func: Any = node.target
     value = node.meta.get("val")
-    args = _slotted(node.args, slots, note, (0,))
-    kwargs = _slotted(node.kwargs, slots, note, (1,))
-    kwargs.update({path[1]: r for path, r in note.scalars.items() if len(path) == 2 and path[0] == 1})
+    args, kwargs = filled_arguments(node, note, lambda each: Slot(slots.of[each]), lambda number: number)
     shaped = without_data(func, value)
     if shaped is not None:
         func, args, kwargs = shaped
@@ -129,18 +162,6 @@ def _values(node: fx.Node) -> tuple[Any, Any]:
         return argument.meta.get("val")
 
     return fx.node.map_arg(node.args, value), fx.node.map_arg(node.kwargs, value)
-
-
-def _slotted(value: Any, slots: SlotTable, note: Note, path: tuple[Any, ...]) -> Any:
-    if isinstance(value, fx.Node):
-        return Slot(slots.of[value])
-    if path in note.scalars:
-        return note.scalars[path]
-    if isinstance(value, (tuple, list)):
-        return tuple(_slotted(element, slots, note, (*path, i)) for i, element in enumerate(value))
-    if isinstance(value, dict):
-        return {key: _slotted(element, slots, note, (*path, key)) for key, element in value.items()}
-    return value
 
 
 def _size_bytes(value: Any) -> float:

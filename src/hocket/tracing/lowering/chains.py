@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from hocket import native
-from hocket.tracing.lowering.calls import AnnotatedCall
+from hocket.tracing.lowering.calls import AnnotatedCall, StepCalls
 from hocket.tracing.program import Call, Slot
 from hocket.tracing.scalars.tape import TapeRef
 
@@ -74,18 +74,6 @@ class _Group:
     size_bytes: float
 
 
-@dataclass(frozen=True)
-class _Step:
-    """The calls of a step, and where they touch memory."""
-
-    pieces: Sequence[AnnotatedCall]
-    values: Mapping[int, Any]  # by slot
-    roots: Sequence[int | None]  # by slot
-    kept: frozenset[int]  # slots
-    touching: Mapping[int, Sequence[int]]  # positions of the calls that touch each root
-    raising: Sequence[int]  # positions of the calls that may raise
-
-
 def exact_ops() -> Mapping[str, int]:
     """The ops whose bits a chain can give, each with the number of the instruction that gives them."""
     return _tried_ops() if native.available() else {}
@@ -119,26 +107,15 @@ def run_chain(program: Sequence[int], tensors: Sequence[torch.Tensor], numbers: 
     torch.ops.hocket.update_chain(torch.classes.hocket.Chain(program), tensors, numbers)
 
 
-def chain_updates(
-    pieces: list[AnnotatedCall],
-    values: Mapping[int, Any],
-    roots: Sequence[int | None],
-    kept: frozenset[int],
-    inputs: Iterable[int],
-) -> list[AnnotatedCall]:
+def chain_updates(step: StepCalls, inputs: Iterable[int]) -> list[AnnotatedCall]:
     """Put chains in place of the elementwise ops of updates, where no other op sees what is between them.
 
     An average that follows the parameters is an update, too: all that writes what outlives the step and is no part of
     the backward, in which a gradient would wait for the end and hold its memory.
     """
-    found = {n: each for n, piece in enumerate(pieces) if (each := _instruction(piece, values)) is not None}
-    touching: dict[int, list[int]] = {}
-    for position, piece in enumerate(pieces):
-        for root in piece.memory:
-            touching.setdefault(root, []).append(position)
-    raising = [n for n, piece in enumerate(pieces) if piece.may_raise or piece.note.is_undone]
-    step = _Step(pieces, values, roots, kept, touching, raising)
-    lasting = frozenset(roots[slot] for slot in inputs)
+    pieces = step.pieces
+    found = {n: each for n, piece in enumerate(pieces) if (each := _instruction(piece, step.values)) is not None}
+    lasting = frozenset(step.roots[slot] for slot in inputs)
     groups = (group for group in _groups(step, found) if group.written & lasting)
     chains: dict[int, AnnotatedCall] = {}
     gone: set[int] = set()
@@ -220,7 +197,7 @@ _NUMBERS: dict[str, dict[str, str | None]] = {
 }
 
 
-def _groups(step: _Step, found: Mapping[int, _Instruction]) -> Iterator[_Group]:
+def _groups(step: StepCalls, found: Mapping[int, _Instruction]) -> Iterator[_Group]:
     """The instructions that share memory, as groups that may be made at once."""
     pieces, values, roots = step.pieces, step.values, step.roots
     parent: dict[Any, Any] = {}
@@ -247,7 +224,7 @@ def _groups(step: _Step, found: Mapping[int, _Instruction]) -> Iterator[_Group]:
         alike = {(values[slot].shape, values[slot].stride(), values[slot].dtype) for slot in slots}
         if len(alike) > 1 or len({roots[slot] for slot in slots}) < len(slots) or len(made) > MAX_MADE or not given:
             continue
-        if made & step.kept or any(set(step.touching[roots[slot]]) - set(positions) for slot in made):  # type: ignore[index]
+        if made & step.kept or any(set(step.touching[roots[slot]]) - set(positions) for slot in made):
             continue
         if _outlives_its_stage(own, made):
             continue
@@ -279,7 +256,7 @@ def _outlives_its_stage(instructions: Iterable[_Instruction], made: set[int]) ->
     return False
 
 
-def _is_disturbed(step: _Step, group: _Group, last: int) -> bool:
+def _is_disturbed(step: StepCalls, group: _Group, last: int) -> bool:
     """Return True if an op up to `last` that is not of the group sees what it writes, or writes what it reads.
 
     An op that may raise sees all: what was written before it stays where a user catches its error.
@@ -289,13 +266,13 @@ def _is_disturbed(step: _Step, group: _Group, last: int) -> bool:
         return True
     own = set(group.positions)
     for root in group.roots:
-        between = (n for n in step.touching.get(root, ()) if first < n <= last and n not in own)
+        between = (n for n in step.touching[root] if first < n <= last and n not in own)
         if any(root in group.written or root in step.pieces[n].access.writes for n in between):
             return True
     return False
 
 
-def _joined(step: _Step, groups: Iterable[_Group]) -> Iterator[list[_Group]]:
+def _joined(step: StepCalls, groups: Iterable[_Group]) -> Iterator[list[_Group]]:
     """The groups that one op makes: those of one dtype, as many as it takes to be worth a call."""
     joined: list[_Group] = []
     for group in sorted(groups, key=lambda each: (str(each.dtype), each.positions[-1])):

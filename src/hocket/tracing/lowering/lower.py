@@ -15,7 +15,7 @@ from torch import fx
 
 from hocket.ir import Graph
 from hocket.tracing.lowering import passes, roles
-from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable, annotated_call
+from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable, StepCalls, annotated_call
 from hocket.tracing.lowering.chains import chain_updates
 from hocket.tracing.lowering.graph import graph_of
 from hocket.tracing.lowering.norms import fuse_norms
@@ -61,15 +61,15 @@ def lower(
             inputs[slots.of[node]] = trace.sources[node]
         elif node.op == "call_function" and node in trace.notes:
             pieces.append(annotated_call(node, trace.notes[node], slots))
-    kept = frozenset(slots.of[node] for node in _left_behind(trace))
+    kept = frozenset(slots.of[node] for node in trace.left_behind)
     pieces = passes.share_views(passes.drop_dead(passes.drop_random_states(pieces), kept), kept)
     values = {slot: node.meta.get("val") for node, slot in slots.of.items()} if native_ops else {}
     if FUSED_NORM in native_ops:
-        pieces = fuse_norms(pieces, values, slots.root, kept)
+        pieces = fuse_norms(StepCalls(pieces, values, slots.root, kept))
     if WINOGRAD in native_ops:
-        pieces = tile_convolutions(pieces, values, slots.root, kept)
+        pieces = tile_convolutions(StepCalls(pieces, values, slots.root, kept))
     if UPDATE_CHAINS in native_ops:
-        pieces = chain_updates(pieces, values, slots.root, kept, inputs)
+        pieces = chain_updates(StepCalls(pieces, values, slots.root, kept), inputs)
     pieces = passes.split_updates(pieces, slots.size_bytes, slots.root)
     gradients = {slots.of[node]: g for g, node in trace.gradients.items() if node is not None}
     if split_backward:
@@ -91,8 +91,3 @@ def lower(
     )
     program = Program(actions, Action("prologue", tuple(prologue)), len(slots.root), inputs, kept)
     return Lowered(graph_of(pieces, program, described.roles, slots, trace), program, slots.of, frozenset(native_ops))
-
-
-def _left_behind(trace: Trace) -> list[fx.Node]:
-    nodes = [leaf for kind, leaf in trace.result.leaves if kind in ("item", "tensor")]
-    return [*nodes, *(n for n in trace.gradients.values() if n is not None), *trace.rebound.values()]

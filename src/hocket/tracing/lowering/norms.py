@@ -11,50 +11,42 @@ reads is written in the meantime.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from hocket.tracing.lowering.calls import AnnotatedCall
+from hocket.tracing.lowering.calls import AnnotatedCall, StepCalls
 from hocket.tracing.program import Call, Slot
 
 _aten = torch.ops.aten
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
-def fuse_norms(
-    pieces: list[AnnotatedCall], values: Mapping[int, Any], roots: Sequence[int | None], kept: frozenset[int]
-) -> list[AnnotatedCall]:
+def fuse_norms(step: StepCalls) -> list[AnnotatedCall]:
     """Put the fused ops in place of batch norms over dense channels-last images, and of their neighbours."""
-    known = _Calls(pieces, values, roots, kept)
-    for position, piece in enumerate(pieces):
+    known = _Fusing(step.pieces, step.values, step.roots, step.kept)
+    for position, piece in enumerate(step.pieces):
         if piece.call.func is _aten.native_batch_norm.default:
             known.fuse_forward(position)
         elif piece.call.func is _aten.native_batch_norm_backward.default:
             known.fuse_backward(position)
-    return [known.fused.get(n, piece) for n, piece in enumerate(pieces) if n in known.fused or n not in known.gone]
+    return [known.fused.get(n, piece) for n, piece in enumerate(step.pieces) if n in known.fused or n not in known.gone]
 
 
 @dataclass
-class _Calls:
-    """The calls of a step, who touches which memory, and what is fused so far."""
+class _Fusing(StepCalls):
+    """The calls of a step, and what is fused so far."""
 
-    pieces: list[AnnotatedCall]
-    values: Mapping[int, Any]
-    roots: Sequence[int | None]
-    kept: frozenset[int]
     fused: dict[int, AnnotatedCall] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
-    maker: dict[int, int] = field(default_factory=dict)
-    touching: dict[int, list[int]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for position, piece in enumerate(self.pieces):
-            self.maker.update(dict.fromkeys(piece.call.outs.values(), position))
-            for root in piece.memory:
-                self.touching.setdefault(root, []).append(position)
+    @cached_property
+    def maker(self) -> dict[int, int]:
+        """The position of the call that makes each slot."""
+        return {slot: position for position, piece in enumerate(self.pieces) for slot in piece.call.outs.values()}
 
     def fuse_forward(self, at: int) -> None:
         call = self.pieces[at].call
@@ -75,7 +67,8 @@ class _Calls:
             out, relu = self.result(follower, out), True
         outs = {**call.outs, 0: out}
         args = (x, weight, bias, mean, var, momentum, eps, relu, added)
-        self.put(place, at, Call(torch.ops.hocket.norm_forward.default, args, {}, outs), self.pieces[at].note.writes)
+        fused, piece = Call(torch.ops.hocket.norm_forward.default, args, {}, outs), self.pieces[at]
+        self.fused[place] = piece.made_by(fused, self.roots, piece.note.writes)
 
     def fuse_backward(self, at: int) -> None:
         call = self.pieces[at].call
@@ -99,7 +92,8 @@ class _Calls:
                 gradient = masked
                 gradient, second = self.summands(gradient, place)
         args = (gradient, second, result, x, weight, mean, invstd, 3 in outs)
-        self.put(place, at, Call(torch.ops.hocket.norm_backward.default, args, {}, outs), frozenset())
+        fused = Call(torch.ops.hocket.norm_backward.default, args, {}, outs)
+        self.fused[place] = self.pieces[at].made_by(fused, self.roots)
 
     def summands(self, gradient: Slot, at: int) -> tuple[Slot, Slot | None]:
         """The two that a gradient is the sum of, if only the op at `at` needs the sum."""
@@ -111,13 +105,6 @@ class _Calls:
             return gradient, None
         self.gone.add(made)
         return call.args
-
-    def put(self, place: int, norm: int, call: Call, writes: frozenset[int]) -> None:
-        """Make the fused op at `place`, with the note of the norm."""
-        reads = frozenset(root for slot in call.reads if (root := self.roots[slot]) is not None)
-        returns = tuple(None if p not in call.outs else self.roots[call.outs[p]] for p in range(4))
-        note = replace(self.pieces[norm].note, reads=reads, writes=writes, returns=returns)
-        self.fused[place] = replace(self.pieces[norm], call=call, note=note)
 
     def can_run(self, x: Any, weight: Any, others: Iterable[Any]) -> bool:
         """Return True if the kernels support these: a channels-last image, and float32 for each channel."""

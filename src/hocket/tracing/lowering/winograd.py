@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hocket.tracing.lowering.calls import AnnotatedCall
+from hocket.tracing.lowering.calls import AnnotatedCall, StepCalls
 from hocket.tracing.lowering.passes import PARTS
 from hocket.tracing.program import Call, Slot
 
@@ -44,36 +44,29 @@ def tiles_filters(shape: Sequence[int], stride: int | None = None) -> bool:
     return (rows, columns) == (4, 4) and stride in (2, None) and not any(each % _LANES for each in channels)
 
 
-def tile_convolutions(
-    pieces: list[AnnotatedCall], values: Mapping[int, Any], roots: Sequence[int | None], kept: frozenset[int]
-) -> list[AnnotatedCall]:
+def tile_convolutions(step: StepCalls) -> list[AnnotatedCall]:
     """Put the native ops in place of the convolutions that they can make, and of their backward as it was captured."""
     tiled: list[AnnotatedCall] = []
-    for piece in pieces:
+    for piece in step.pieces:
         if piece.call.func is _aten.convolution.default:
-            tiled.append(_forward(piece, values, roots))
+            tiled.append(_forward(piece, step))
         elif piece.call.func is _aten.convolution_backward.default:
-            tiled += _backward(piece, values, roots)
+            tiled += _backward(piece, step)
         else:
             tiled.append(piece)
-    return _without_copies(tiled, values, roots, kept)
+    return _without_copies(StepCalls(tiled, step.values, step.roots, step.kept))
 
 
-def _without_copies(
-    pieces: list[AnnotatedCall], values: Mapping[int, Any], roots: Sequence[int | None], kept: frozenset[int]
-) -> list[AnnotatedCall]:
+def _without_copies(step: StepCalls) -> list[AnnotatedCall]:
     """Gradients of filters are made in the layout that the parameter has, where a copy would bring them into it."""
-    touching: dict[int | None, list[int]] = {}
-    for position, piece in enumerate(pieces):
-        for root in piece.memory:
-            touching.setdefault(root, []).append(position)
+    pieces, roots, touching = step.pieces, step.roots, step.touching
     result: list[AnnotatedCall | None] = list(pieces)
     for position, piece in enumerate(pieces):
         if piece.call.func is not _op("weight_gradient"):
             continue
         (slot,) = piece.call.outs.values()
-        users = touching.get(roots[slot], [])
-        if len(users) != 2 or slot in kept:
+        users = touching[roots[slot]]
+        if len(users) != 2 or slot in step.kept:
             continue
         copy = pieces[users[-1]].call
         if copy.func is not _aten.copy_.default or copy.args[1:] != (Slot(slot),):
@@ -81,16 +74,17 @@ def _without_copies(
         into = copy.args[0].index
         empty, *others = touching[roots[into]]
         is_fresh = pieces[empty].call.func is _aten.empty_strided.default and others[:1] == [users[-1]]
-        found = values[into]
+        found = step.values[into]
         is_last = not found.is_contiguous()
         if is_fresh and found.dtype == torch.float32 and (not is_last or _has_channels_last(found)):
             call = replace(piece.call, args=(*piece.call.args[:-1], is_last), outs={None: into})
-            result[position] = _instead(piece, call, roots)
+            result[position] = piece.made_by(call, roots)
             result[empty] = result[users[-1]] = None
     return [piece for piece in result if piece is not None]
 
 
-def _forward(piece: AnnotatedCall, values: Mapping[int, Any], roots: Sequence[int | None]) -> AnnotatedCall:
+def _forward(piece: AnnotatedCall, step: StepCalls) -> AnnotatedCall:
+    values = step.values
     x, weight, bias, *options = piece.call.args
     (made,) = piece.call.outs.values()
     large, small = (Slot(made), x) if _is_transposed(options) else (x, Slot(made))
@@ -98,10 +92,11 @@ def _forward(piece: AnnotatedCall, values: Mapping[int, Any], roots: Sequence[in
     if not can_tile or not _is_large(values[small.index]):
         return piece
     func = "input_gradient" if _is_transposed(options) else "convolution"
-    return _instead(piece, Call(_op(func), (x, weight, bias, tuple(options[1])), {}, piece.call.outs), roots)
+    return piece.made_by(Call(_op(func), (x, weight, bias, tuple(options[1])), {}, piece.call.outs), step.roots)
 
 
-def _backward(piece: AnnotatedCall, values: Mapping[int, Any], roots: Sequence[int | None]) -> Iterator[AnnotatedCall]:
+def _backward(piece: AnnotatedCall, step: StepCalls) -> Iterator[AnnotatedCall]:
+    values = step.values
     gradient, x, weight, _, *options, _ = piece.call.args
     outs = {position: slot for position, slot in piece.call.outs.items() if position is not None}
     large, small = (gradient, x) if _is_transposed(options) else (x, gradient)
@@ -122,7 +117,7 @@ def _backward(piece: AnnotatedCall, values: Mapping[int, Any], roots: Sequence[i
         func, args = calls[position]
         share = 0.0 if position == 2 else piece.flops / max(1, sum(each < 2 for each in outs))
         made = replace(piece, part=PARTS[position], flops=share)
-        yield _instead(made, Call(func, args, {}, {None: slot}), roots)
+        yield made.made_by(Call(func, args, {}, {None: slot}), step.roots)
 
 
 def _op(name: str) -> Any:
@@ -163,9 +158,3 @@ def _has_channels_last(value: Any) -> bool:
 def _is_large(result: Any) -> bool:
     images, _, height, width = result.shape
     return images * ((height + 1) // 2) * ((width + 1) // 2) >= _MIN_TILES
-
-
-def _instead(piece: AnnotatedCall, call: Call, roots: Sequence[int | None]) -> AnnotatedCall:
-    reads = frozenset(root for slot in call.reads if (root := roots[slot]) is not None)
-    returns = tuple(roots[slot] for slot in call.outs.values())
-    return replace(piece, call=call, note=replace(piece.note, reads=reads, returns=returns))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import fx
 
 from hocket.tracing.program import leaves_in, map_leaves
 from hocket.tracing.scalars.live import Live
@@ -66,6 +67,26 @@ def written_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor in an op's arguments or results."""
     return (leaf for leaf in leaves_in(value) if isinstance(leaf, torch.Tensor))
+
+
+def filled_arguments(
+    node: fx.Node, note: Note, value: Callable[[fx.Node], Any], number: Callable[[TapeRef], Any]
+) -> tuple[Any, Any]:
+    """The args and kwargs of a recorded op, with values in place of nodes, and numbers in those that the tape fills."""
+
+    def filled(given: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(given, fx.Node):
+            return value(given)
+        if path in note.scalars:
+            return number(note.scalars[path])
+        if isinstance(given, (tuple, list)):
+            return tuple(filled(element, (*path, at)) for at, element in enumerate(given))
+        if isinstance(given, dict):
+            return {key: filled(element, (*path, key)) for key, element in given.items()}
+        return given
+
+    defaults = {path[1]: number(each) for path, each in note.scalars.items() if len(path) == 2 and path[0] == 1}
+    return filled(node.args, (0,)), filled(node.kwargs, (1,)) | defaults
 
 
 def with_plain_numbers(args: Any, kwargs: Any) -> tuple[Any, Any, list[Live]]:

@@ -117,6 +117,12 @@ class Trace:
         )
 
     @property
+    def left_behind(self) -> list[fx.Node]:
+        """The nodes of what it returns, and of what it leaves as gradients and in other places."""
+        nodes = [leaf for kind, leaf in self.result.leaves if kind in ("item", "tensor")]
+        return [*nodes, *(n for n in self.gradients.values() if n is not None), *self.rebound.values()]
+
+    @property
     def writes_shared_inputs(self) -> bool:
         """True if inputs share memory that an op writes: what copies of them hold depends on each other."""
         count = Counter(self.roots.values())
