@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ import hocket
 from hocket.autotune import admission
 from hocket.pystate.findings import FINDINGS
 from hocket.tracing.reasons import REASONS
+from support.refusals import line_at_fault
 from support.steps import update
 from support.twins import Program, captured, ran
 from tracing import refused_states, refused_steps
@@ -109,12 +108,6 @@ def program(body: Any) -> Callable[[], Program]:
     return make
 
 
-def line_of(body: Any) -> str:
-    lines, first = inspect.getsourcelines(body)
-    file = Path(inspect.getfile(body)).name
-    return f"{file}:{next(number for number, line in enumerate(lines, first) if '# here' in line)}"
-
-
 def test_every_reason_has_a_case():
     of_capture_alone = {"steps a scheduler"}  # see test_refusals
     assert {*CASES, *of_capture_alone} == {*REASONS, *FINDINGS}
@@ -132,7 +125,7 @@ def test_a_reason_names_the_line_the_object_and_a_cure(kind, monkeypatch):
     assert any(cure in fast.why for cure in cures), fast.why
     assert table[kind][1]
     assert re.search(case.about, fast.why), fast.why
-    assert line_of(body) in fast.why, fast.why
+    assert line_at_fault(body) in fast.why, fast.why
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CASES if f"{kind.replace(' ', '_')}_cured" in BODIES])
@@ -159,7 +152,7 @@ def test_what_is_asked_is_named_as_the_user_calls_it(kind, about):
     for _ in range(12):
         fast(torch.randn(4, 6))
     assert re.search(about, fast.why), fast.why
-    assert line_of(body) in fast.why
+    assert line_at_fault(body) in fast.why
 
 
 def test_a_compiled_model_is_not_refused_for_what_its_compiler_does():

@@ -20,6 +20,8 @@ from equivalence.test_steps import adam, mlp, mse, pairs
 from hocket.errors import CaptureError, HocketError
 from hocket.job import Job
 from hocket.tracing import capture
+from support.refusals import line_at_fault
+from support.steps import update
 
 
 def job_of(body, model=None) -> Job:
@@ -28,11 +30,7 @@ def job_of(body, model=None) -> Job:
     optimizer = adam(model)
 
     def step(batch):
-        optimizer.zero_grad()
-        loss = body(model, *batch, optimizer)
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, body(model, *batch, optimizer))
 
     return Job(step, model, optimizer, pairs())
 
@@ -40,39 +38,11 @@ def job_of(body, model=None) -> Job:
 # In each of these the line marked "here" is at fault. Further ones: refused_steps.py.
 
 
-def masks_by_select(model, inputs, targets, optimizer):
-    out = model(inputs)
-    return out.masked_select(out > 0).sum()  # here
-
-
-def finds(model, inputs, targets, optimizer):
-    out = model(inputs)
-    where = out.sum(1).nonzero()  # here
-    return out[where[:, 0]].sum()
-
-
-def counts_kinds(model, inputs, targets, optimizer):
-    kinds = torch.unique(model(inputs) > 0)  # here
-    return model(inputs).mean() * len(kinds)
-
-
-def hands_an_item_to_an_op(model, inputs, targets, optimizer):
-    loss = (model(inputs) - targets).square().mean()
-    scale = loss.item()  # here
-    return loss.mul(scale)
-
-
 def prints_an_item(model, inputs, targets, optimizer):
     loss = (model(inputs) - targets).square().mean()
     value = loss.item()  # here
     sys.stdout.write(f"{value}")
     return loss
-
-
-def goes_to_a_list(model, inputs, targets, optimizer):
-    out = model(inputs)
-    values = out.tolist()  # here
-    return out.mean() * len(values)
 
 
 def goes_to_a_list_inside_a_function_of_torch(model, inputs, targets, optimizer):
@@ -116,12 +86,6 @@ def fills_with_what_it_computes(model, inputs, targets, optimizer):
     return (out * torch.full((4, 3), out.detach().max())).mean()  # here
 
 
-def splits_by_what_it_computes(model, inputs, targets, optimizer):
-    out = model(inputs)
-    at = (out.argmax(0)[:1] % 2 + 1).sort().values
-    return torch.tensor_split(out, at)[0].mean()  # here
-
-
 def exchanges_data(model, inputs, targets, optimizer):
     model[0].bias.data = inputs.view(-1)[: len(model[0].bias)]  # here, memory of the batch
     return (model(inputs) - targets).square().mean()
@@ -133,17 +97,10 @@ def repeats(model, inputs, targets, optimizer):
 
 
 AT_FAULT = [
-    *(masks_by_select, finds, counts_kinds, hands_an_item_to_an_op, prints_an_item, goes_to_a_list),
-    *(exchanges_data, repeats, goes_to_a_list_inside_a_function_of_torch, prints_a_tensor, goes_to_another_library),
-    *(computes_element_by_element, makes_a_tensor_of_tensors, indexes_by_what_it_computes),
-    *(fills_with_what_it_computes, splits_by_what_it_computes),
+    *(prints_an_item, exchanges_data, repeats, goes_to_a_list_inside_a_function_of_torch, prints_a_tensor),
+    *(goes_to_another_library, computes_element_by_element, makes_a_tensor_of_tensors, indexes_by_what_it_computes),
+    fills_with_what_it_computes,
 ]
-
-
-def line_of(body) -> str:
-    lines, first = inspect.getsourcelines(body)
-    at = next(number for number, line in enumerate(lines, first) if "# here" in line)
-    return f"test_refusals.py:{at}"
 
 
 def refused(job: Job, batch=None) -> str:
@@ -162,7 +119,7 @@ def refused(job: Job, batch=None) -> str:
 def test_the_reason_names_the_line_at_fault(body):
     job = job_of(body)
     reason = refused(job)
-    assert re.search(re.escape(line_of(body)) + r"\b", reason), reason
+    assert re.search(re.escape(line_at_fault(body)) + r"\b", reason), reason
     job.step(job.batch(1))
 
 
@@ -195,10 +152,7 @@ def test_a_scheduler_inside_the_step_is_refused_before_it_moves(scheduler, fresh
     inside = scheduler(optimizer)
 
     def step(batch):
-        optimizer.zero_grad()
-        loss = mse(model, batch)
-        loss.backward()
-        optimizer.step()
+        loss = update(optimizer, mse(model, batch))
         inside.step()
         return loss
 
@@ -253,10 +207,7 @@ def test_code_that_is_new_in_each_step_is_named():
         made: dict[str, Any] = {}
         calls["n"] += 1
         exec(f"def scaled(loss): return loss * {calls['n']}.5", made)
-        loss = made["scaled"](mse(model, batch))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, made["scaled"](mse(model, batch)))
 
     job = Job(step, model, optimizer, pairs())
     fast = hocket.schedule(step, model, optimizer, guard=False, cache=False)

@@ -1,6 +1,5 @@
 """A convolution's backward taken apart: which parts there are, what each computes, and which stay together."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -9,37 +8,8 @@ from torch import nn
 
 from hocket.tracing import capture
 from hocket.tracing.captured import relowered
-from hocket.tracing.lowering.passes import PARTS, parts
-from hocket.tracing.program import Action, Call, Slot, compile_action
+from hocket.tracing.lowering.passes import PARTS
 from support.steps import update
-
-BACKWARD = torch.ops.aten.convolution_backward.default
-
-
-def joint(wanted=(0, 1, 2)) -> Call:
-    mask = [position in wanted for position in range(3)]
-    args = (Slot(0), Slot(1), Slot(2), [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask)
-    return Call(BACKWARD, args, {}, {position: 3 + position for position in wanted})
-
-
-def run(calls) -> dict[int, torch.Tensor]:
-    torch.manual_seed(0)
-    values = [torch.randn(2, 4, 4, 4), torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3), None, None, None]
-    compile_action(Action("test", tuple(calls)))(values, [])
-    return {slot: value for slot, value in enumerate(values[3:], 3) if value is not None}
-
-
-@pytest.mark.parametrize("wanted", [w for n in (1, 2, 3) for w in itertools.combinations(range(3), n)])
-@pytest.mark.parametrize("paying", [p for n in range(4) for p in itertools.combinations(PARTS, n)])
-def test_parts_compute_together_what_the_joint_op_computes(wanted, paying):
-    call = joint(wanted)
-    found = list(parts(call, lambda part: part in paying))
-    filled = [slot for _, part in found for slot in part.outs.values()]
-    assert sorted(filled) == sorted(call.outs.values()), "each gradient is computed once"
-    whole, apart = run([call]), run([part for _, part in found])
-    assert whole.keys() == apart.keys()
-    for slot in whole:
-        torch.testing.assert_close(whole[slot], apart[slot], rtol=1e-5, atol=1e-5)
 
 
 def net() -> tuple[Any, ...]:
