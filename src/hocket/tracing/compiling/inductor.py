@@ -40,7 +40,6 @@ from hocket.tracing.compiling.events import arranged
 from hocket.tracing.compiling.functional import functional_graph, plain_op
 from hocket.tracing.compiling.listing import FORMAT, LIBRARY, LISTING
 from hocket.tracing.compiling.products import join_products
-from hocket.tracing.compiling.shortcuts import shortcuts
 from hocket.tracing.compiling.wrapper import kernels_of, recorded
 from hocket.tracing.scalars.followed_math import exchanged
 
@@ -74,7 +73,7 @@ _PRECISIONS = ("own", "wide")
 def compiled_to(folder: Path, document: dict[str, Any], *, wide: bool) -> None:
     """Compile a request in one precision. Write its part of the listing, and the objects of its kernels."""
     precision = _PRECISIONS[wide]
-    with _configured(document["threads"], wide), shortcuts():
+    with _configured(document["threads"], wide):
         source, given = _written(document, wide)
         kernels = {f"{precision}_{name}": kernel for name, kernel in kernels_of(source).items()}
         with FakeTensorMode():
