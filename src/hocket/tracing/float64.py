@@ -24,7 +24,7 @@ from hocket.heap import HeapTrimmer, trim_heap
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Call, Slot
 from hocket.tracing.recording.op_arguments import written_arguments
-from hocket.tracing.saved_state import RandomStates
+from hocket.tracing.saved_state import OVERLAPS, RandomStates
 from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.sources import BatchLeaf, Memory
 from hocket.tracing.spill import ValueMemory
@@ -38,9 +38,6 @@ WIDE = {
     torch.complex64: torch.complex128,
 }
 
-
-# What torch answers where elements of a tensor share memory.
-OVERLAPS = 1
 SHARED = "two tensors of the step share memory, and one of them is written"
 
 # Freed memory is given back each time this much was allocated, and as often where less may be held.

@@ -14,8 +14,8 @@ from hocket.pystate.places import as_it_stands
 from hocket.tracing.sources import Gradient
 from hocket.tracing.state import Inventory
 
-# What torch answers where a stride is 0.
-_OVERLAPS = 1
+# What torch answers where elements of a tensor share memory.
+OVERLAPS = 1
 # Kernels may compute other bits where memory is aligned otherwise.
 _ALIGNED_BYTES = 64
 
@@ -69,10 +69,6 @@ class RandomStates:
         """Put all states back."""
         for generator, state in self._states:
             generator.set_state(state)
-
-    def are_those_of_now(self) -> bool:
-        """True if no generator has moved since."""
-        return all(torch.equal(state, generator.get_state()) for generator, state in self._states)
 
 
 @contextmanager
@@ -184,7 +180,7 @@ def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 def _put(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Write into a tensor of any layout: elements of an expanded one share memory, which torch refuses to write."""
-    if torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
+    if torch._debug_has_internal_overlap(tensor) == OVERLAPS:
         for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
             if stride == 0 and size > 1:
                 tensor, value = tensor.narrow(dim, 0, 1), value.narrow(dim, 0, 1)

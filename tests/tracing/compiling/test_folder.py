@@ -16,6 +16,7 @@ from hocket.tracing.capturing import capture_step
 from hocket.tracing.compiling import folder as folder_module
 from hocket.tracing.compiling import inductor
 from hocket.tracing.compiling.folder import MAX_SCRATCH_S, Compiling, _bound
+from hocket.tracing.compiling.process import CompilingProcess
 from support.steps import update
 
 
@@ -71,7 +72,9 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> N
 def failure_of(captured: Captured, folder: Path) -> str:
     compiling = Compiling(captured, folder, threads=2)
     assert compiling.found() is None
-    compiling.start()
+    process = CompilingProcess()
+    compiling.start(process)
+    process.begin()
     with pytest.raises(CaptureError) as caught:
         compiling.result()
     compiling.close()

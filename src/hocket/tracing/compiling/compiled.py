@@ -7,7 +7,7 @@ statistics and state keep the order that the checker sees, and a plan may put ke
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -133,38 +133,29 @@ class _FormTrace:
             )
             args, kwargs = (kernel, [self.nodes[value] for value in event.given]), {}
         node = self._call(func, args, kwargs)
-        returns: list[int | None] = [None] * (1 + max((position for position, _ in event.outs), default=-1))
         if event.outs and event.outs[0][0] >= 0:
-            metas = {position: _meta(values[value]) for position, value in event.outs}
-            node.meta["val"] = tuple(metas.get(position) for position in range(len(returns)))
-        for position, value in event.outs:
-            made = node
-            if position < 0:
-                returns = [values[value].root]
-            else:
-                returns[position] = values[value].root
-                made = self.graph.call_function(operator.getitem, (node, position))
+            node.meta["val"] = _by_position({position: _meta(values[value]) for position, value in event.outs})
+        for made, value in self._results(node, event.outs):
             made.meta["val"] = _meta(values[value])
             self.nodes[value] = made
+        returns = _by_position({max(position, 0): values[value].root for position, value in event.outs})
         random = torch.Tag.nondeterministic_seeded in func.tags
         reads, writes = (frozenset(values[v].root for v in each) for each in (event.given, event.written))
-        self.notes[node] = Note(self._phase(event), "", reads, writes, tuple(returns), random)
+        self.notes[node] = Note(self._phase(event), "", reads, writes, returns, random)
 
     def _put_view(self, text: Mapping[str, Any]) -> None:
         """Views of a value that the step leaves or is given, as they were before."""
-        func = op_named(text["op"])
         args = tuple(decoded(each, self._slot_leaf) for each in text["args"])
-        node = self._call(func, args, {key: decoded(each, self._slot_leaf) for key, each in text["kwargs"].items()})
+        kwargs = {key: decoded(each, self._slot_leaf) for key, each in text["kwargs"].items()}
+        node = self._call(op_named(text["op"]), args, kwargs)
         (base,) = (each for each in tree_leaves(args) if isinstance(each, fx.Node))
         root, dtype = self.root_of[base], base.meta["val"].dtype
-        returns: list[int | None] = [None] * (1 + max(position for position, _ in text["outs"]))
-        for position, slot in text["outs"]:
+        for made, slot in self._results(node, text["outs"]):
             value = old_node(self.captured, slot).meta["val"]
-            made = node if position < 0 else self.graph.call_function(operator.getitem, (node, position))
             made.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=dtype, device="meta")
             self.by_slot[slot], self.root_of[made] = made, root
-            returns = [root] if position < 0 else [*returns[:position], root, *returns[position + 1 :]]
-        self.notes[node] = Note("forward", "", frozenset((root,)), returns=tuple(returns))
+        returns = _by_position({max(position, 0): root for position, _ in text["outs"]})
+        self.notes[node] = Note("forward", "", frozenset((root,)), returns=returns)
 
     def _put_update(self, text: Mapping[str, Any]) -> None:
         """An update that was left as it is."""
@@ -196,6 +187,11 @@ class _FormTrace:
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         return self.graph.create_node("call_function", func, args, kwargs)
 
+    def _results(self, node: fx.Node, outs: Iterable[tuple[int, int]]) -> Iterator[tuple[fx.Node, int]]:
+        """A node for each result of an op, with the value or slot that it is."""
+        for position, what in outs:
+            yield node if position < 0 else self.graph.call_function(operator.getitem, (node, position)), what
+
     def _leaf(self, kind: str, index: int) -> Any:
         if kind != "value":
             raise CaptureError("a compiled list refers to a number")
@@ -214,6 +210,10 @@ class _FormTrace:
 def old_node(captured: Captured, slot: int) -> fx.Node:
     """A node of the captured trace whose value is in this slot."""
     return next(n for n, s in captured.lowered.slot_of.items() if s == slot and n.meta.get("val") is not None)
+
+
+def _by_position(found: Mapping[int, Any]) -> tuple[Any, ...]:
+    return tuple(found.get(position) for position in range(1 + max(found, default=-1)))
 
 
 def _text(layout: ListedTensor) -> tuple[list[int], list[int], torch.dtype]:

@@ -56,8 +56,8 @@ class Compiling:
             log.debug("hocket: %s", error)
         return compiled_form(self._captured, self._request, listings)
 
-    def start(self, process: CompilingProcess | None = None) -> None:
-        """Add the request to a process that has not begun. Without one, begin to compile at once."""
+    def start(self, process: CompilingProcess) -> None:
+        """Add the request to a process that has not begun."""
         try:
             private_folder(self._folder)
             self._scratch = Path(tempfile.mkdtemp(prefix=f".{self._request.digest}-", dir=self._folder))
@@ -65,10 +65,8 @@ class Compiling:
         except OSError as error:
             self.close()
             raise CaptureError(f"compiled steps cannot be kept in {self._folder}: {error.strerror or error}") from None
-        self._process = process or CompilingProcess()
-        self._process.add(self._scratch)
-        if process is None:
-            self._process.begin()
+        self._process = process
+        process.add(self._scratch)
 
     @property
     def is_started(self) -> bool:
