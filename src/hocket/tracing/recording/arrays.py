@@ -19,7 +19,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hocket.arguments import is_size
 from hocket.pystate.origins import user_line
-from hocket.tracing.scalars.followed_math import exchanged
+from hocket.tracing.scalars.followed_math import exchanged, wherever_held
 from hocket.tracing.scalars.plain import replace_by_plain
 
 _FLOATS = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
@@ -216,10 +216,7 @@ def reading_noted() -> AbstractContextManager[None]:
 
         return read
 
-    others = {name: noted(vars(np)[name]) for name in _READING}
-    modules = [each for each in list(sys.modules.values()) if isinstance(each, ModuleType)]
-    held = ((each, name) for each in modules for name in others if vars(each).get(name) is vars(np)[name])
-    return exchanged([(each, name, others[name]) for each, name in held])
+    return exchanged(wherever_held(np, {name: noted(vars(np)[name]) for name in _READING}))
 
 
 def _noted(value: Any) -> Any:

@@ -12,9 +12,8 @@ comes here.
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -36,6 +35,7 @@ from hocket.tracing.recording.data_reads import (
 from hocket.tracing.recording.op_arguments import Note
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.recording.ties import tie
+from hocket.tracing.scalars.followed_math import exchanged, wherever_held
 from hocket.tracing.scalars.late import LateTape
 from hocket.tracing.scalars.live import Late, Live, plain_of, plain_tree
 from hocket.tracing.scalars.tape import Tape
@@ -243,21 +243,11 @@ class FunctionRecorder(TorchFunctionMode):
         return any(isinstance(s, ItemOf) or (isinstance(s, Entry) and s.kind in ("group", "state")) for s in sources)
 
 
-@contextmanager
-def python_functions_open() -> Iterator[None]:
+def python_functions_open() -> AbstractContextManager[None]:
     """While this lasts, torch functions written in Python do not hand themselves to a mode."""
-    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    closed = {name: getattr(torch.overrides, name) for name in names}
-    opened = {names[0]: lambda tensors: _overridden(*tensors), names[1]: _overridden, names[2]: _overridden}
-    tables = [vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
-    places = [(t, name) for t in tables for name in closed.keys() & t.keys() if t[name] is closed[name]]
-    try:
-        for table, name in places:
-            table[name] = opened[name]
-        yield
-    finally:
-        for table, name in places:
-            table[name] = closed[name]
+    opened: dict[str, Any] = {f"has_torch_function{kind}": _overridden for kind in ("_unary", "_variadic")}
+    opened["has_torch_function"] = lambda tensors: _overridden(*tensors)
+    return exchanged(wherever_held(torch.overrides, opened))
 
 
 def _overridden(*values: Any) -> bool:

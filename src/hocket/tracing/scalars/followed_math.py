@@ -12,8 +12,10 @@ from __future__ import annotations
 import builtins
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -44,6 +46,13 @@ def exchanged(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
+
+
+def wherever_held(owner: ModuleType, others: Mapping[str, Any]) -> Iterator[tuple[ModuleType, str, Any]]:
+    """Other values for names of a module, for `exchanged`, in all modules that hold its own by these names."""
+    modules = [each for each in list(sys.modules.values()) if isinstance(each, ModuleType)]
+    own = vars(owner)
+    return ((each, name, others[name]) for each in modules for name in others if vars(each).get(name) is own[name])
 
 
 def followed_math() -> AbstractContextManager[None]:
