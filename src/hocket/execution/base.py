@@ -114,13 +114,13 @@ class Executor(ABC):
     def undoing(self) -> Iterator[None]:
         """While this lasts, a step that eager has to make in its place is undone, and raises."""
         undo = self.captured.trace.undo
-        kept = None if undo is None else undo.keep()
+        put_back = None if undo is None else undo.keep()
         self.failed_op = ""
         try:
             yield
         except Exception as error:
-            if kept is not None and (is_other_branch(error.args) or self._is_undone):
-                kept.put_back()
+            if put_back is not None and (is_other_branch(error.args) or self._is_undone):
+                put_back()
             raise
 
     @property

@@ -260,30 +260,20 @@ class Undo:
     # those exchanged for others after the first branch. A planned step drops them when it begins.
     gradients: tuple[Gradient, ...]
 
-    def keep(self) -> Kept:
-        """The content of all of it now."""
+    def keep(self) -> Callable[[], None]:
+        """Keep the content of all of it now. Return a function that puts it back."""
         tensors = [value_now(source) for source in self.written]
-        return Kept(
-            [(tensor, tensor.detach().clone()) for tensor in tensors if isinstance(tensor, torch.Tensor)],
-            None if self.generators is None else RandomStates(self.generators),
-            [(gradient, gradient.get()) for gradient in self.gradients],
-        )
+        contents = [(tensor, tensor.detach().clone()) for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        random = None if self.generators is None else RandomStates(self.generators)
+        gradients = [(gradient, gradient.get()) for gradient in self.gradients]
 
+        def put_back() -> None:
+            with torch.no_grad():
+                for tensor, content in contents:
+                    tensor.copy_(content)
+            if random is not None:
+                random.restore()
+            for gradient, value in gradients:
+                gradient.set(value)
 
-@dataclass(frozen=True)
-class Kept:
-    """Contents from before a step."""
-
-    tensors: list[tuple[torch.Tensor, torch.Tensor]]  # tensors, each with its content
-    random: RandomStates | None
-    gradients: list[tuple[Gradient, Any]]  # gradients, each with its tensor
-
-    def put_back(self) -> None:
-        """Undo what the step has done since."""
-        with torch.no_grad():
-            for tensor, content in self.tensors:
-                tensor.copy_(content)
-        if self.random is not None:
-            self.random.restore()
-        for gradient, value in self.gradients:
-            gradient.set(value)
+        return put_back
