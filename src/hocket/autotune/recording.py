@@ -82,18 +82,15 @@ class StepRecorder:
         self.names = watch.executed.names_now()
         self.known = {*(place.identity for place in further), *watch.appended, *watch.torch_generators}
         self.signature = signature_of(self._places, batch)
+        generators = tuple(watch.torch_generators.values())
         self.recorded = record_step(
             step,
-            *self._trained,
+            inventory(*self._trained, further, watch.executed.follows_numbers, self._leaves, generators),
             batch,
-            further=further,
-            leaves=self._leaves,
             appended=tuple(watch.appended.values()),
             live_leaves=frozenset(watch.live_leaves),
-            follows=watch.executed.follows_numbers,
             settles=bool(watch.executed.strict),
             owned=watch.owned,
-            generators=tuple(watch.torch_generators.values()),
         )
         return self.recorded.result
 
@@ -106,7 +103,7 @@ def _recorded_region(config: TunerConfig, batch: Any, signature: tuple[Any, ...]
     """A region has no Python state, so that there is nothing to guard and nothing that is done for the first time."""
     live = frozenset(config.watch.live_leaves)
     with alone():
-        found = record_step(config.step, config.model, config.optimizer, batch, live_leaves=live)
+        found = record_step(config.step, inventory(config.model, config.optimizer), batch, live_leaves=live)
     if found.trace is None:
         return RecordedForm(found.result, None, reason=f"it could not be captured: {found.reason}")
     return RecordedForm(found.result, None, captured_from(found.trace, signature, config.step, found.batch))

@@ -31,7 +31,7 @@ def capture_step(
     with alone():
         if _has_state(places):
             signature = signature_of(places, batch)
-            recorded = _recorded(step, model, optimizer, batch)
+            recorded = _recorded(step, places, batch)
         else:
             # The optimizer makes its state in its first step. Let it, and take everything back afterwards.
             saved = Saved(places, [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)])
@@ -39,7 +39,7 @@ def capture_step(
                 with exits_noted(Reasons(raises=True)), sinks_held():
                     step(batch)
                 signature = signature_of(places, batch)
-                recorded = _recorded(step, model, optimizer, batch)
+                recorded = _recorded(step, places.again(), batch)
                 for source in recorded.trace.sources.values() if recorded.trace else ():
                     if isinstance(source, (Entry, Gradient)) and source.kind in ("state", "gradient"):
                         made[source] = source.get().detach().clone()
@@ -53,12 +53,12 @@ def capture_step(
     return found
 
 
-def _recorded(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any) -> Recorded:
+def _recorded(step: Callable[[Any], Any], places: Inventory, batch: Any) -> Recorded:
     try:
-        recorded = record_step(step, model, optimizer, batch, undoes=True)
+        recorded = record_step(step, places, batch, undoes=True)
         if recorded.leaves:
             leaves = [leaf_of(tensor, f"leaf{number}") for number, tensor in enumerate(recorded.leaves)]
-            recorded = record_step(step, model, optimizer, batch, undoes=True, leaves=leaves)
+            recorded = record_step(step, places.again(leaves), batch, undoes=True)
         return recorded
     except CaptureError:
         raise

@@ -20,6 +20,7 @@ from hocket.job import Job
 from hocket.tracing import capture
 from hocket.tracing.program import compile_action
 from hocket.tracing.recording.record import record_step
+from hocket.tracing.state import inventory
 from quick import covering
 from support.captures import captured_job
 
@@ -161,5 +162,5 @@ def test_a_step_that_is_recorded_and_stays_keeps_no_copies_of_what_it_writes(mon
         return plain(storage)
 
     monkeypatch.setattr(torch.UntypedStorage, "clone", clone)
-    assert record_step(job.step, job.model, job.optimizer, job.batch(1)).trace is not None
+    assert record_step(job.step, inventory(job.model, job.optimizer), job.batch(1)).trace is not None
     assert all(size <= 8 for size in sizes)

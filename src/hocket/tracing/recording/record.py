@@ -28,7 +28,7 @@ from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.batches import folded, holds_arrays
 from hocket.pystate.findings import codes_of, line_about
 from hocket.pystate.origins import step_line, user_line
-from hocket.pystate.places import Place, as_it_stands, is_empty, is_number, is_plain, keeps_graph, same, shown
+from hocket.pystate.places import as_it_stands, is_empty, is_number, is_plain, keeps_graph, same, shown
 from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import ArrayReads, plain_arrays, reading_noted
@@ -52,44 +52,33 @@ from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.signature import is_live
 from hocket.tracing.sources import PLAIN, BatchLeaf, Entry, Gradient, LiveLeaf, Memory
 from hocket.tracing.standing import TensorKind, value_now
-from hocket.tracing.state import Inventory, inventory
+from hocket.tracing.state import Inventory
 
 
 def record_step(
     step: Callable[[Any], Any],
-    model: Any,
-    optimizer: Any,
+    places: Inventory,
     batch: Any,
     *,
-    further: Sequence[Place] = (),
-    leaves: Sequence[Entry] = (),
     appended: Sequence[AppendedList] = (),
     live_leaves: Collection[int] = (),
-    follows: bool = True,
     settles: bool = False,
     undoes: bool = False,
     owned: Collection[int] = (),
-    generators: Sequence[torch.Generator] = (),
 ) -> Recorded:
     """Run ``step(batch)`` once and record it.
 
     Args:
         step: the user's own.
-        model: what it trains, one or a list.
-        optimizer: one or a list. It has made its state (it does so in the first step that it runs).
+        places: of what it reads and writes. Optimizers have made their state (they do so in the first step).
         batch: what the step is called with.
-        further: places outside of models and optimizers that the step writes, or whose number changes between steps.
-        leaves: trainable tensors that belong to no model and no optimizer. The step gives them gradients.
         appended: lists that it appends to.
         live_leaves: leaves of the batch, counted among those that are no tensors, whose number changes between batches.
-        follows: whether numbers at `further` places are followed. Without, the graph is good for their values alone.
         settles: hand out plain numbers. The graph is good for all values that the step could read of them.
         undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over. The step
             ends where it does what a graph cannot hold.
         owned: addresses of lists and dicts that outlive the step. Where it returns one, a planned step returns it, too.
-        generators: of torch's, besides the default one, on the host, that the step may draw from.
     """
-    places = inventory(model, optimizer, further, follows, leaves, generators)
     recording = _Recording(places, batch, appended, live_leaves, undoes, owned)
     recording.tape.follows = not settles
     for leaf in recording.leaves:
@@ -159,13 +148,13 @@ class _Recording:
         self.step, self.line = step, step_line(step)
         where = ModuleTracker(self.places.paths, self.places.optimizers)
         plain_numbers = partial(self.numbers.plain, partial(self.reasons.add, "counts in an op"))  # a plan runs the op
-        ops = OpRecorder(where, self.tape, plain_numbers, self._effects_now, self.places.generators)
+        self.ops = ops = OpRecorder(where, self.tape, plain_numbers, self._effects_now, self.places.generators)
         ops.undoes = self.undoes
         for source, tensor in zip(self.sources, self.tensors, strict=True):
             node = ops.add_source(source, tensor)
             if not isinstance(source, BatchLeaf):
                 ops.batch.lose([ops.roots[node]])
-        where.on_update = partial(self._note_update, ops)
+        where.on_update = self._note_update
         ops.batch.array_leaf = self.reads.leaf
         counts = StepCounts(self.tape, ops, self.sources, self.tensors)
         gradients = ((s, t) for s, t in self.before.items() if isinstance(s, Gradient))
@@ -174,7 +163,7 @@ class _Recording:
             self.outcomes.follow(sys._getframe())
         with ExitStack() as stack:
             if self.undoes:
-                stack.callback(self._undo, ops)
+                stack.callback(self._undo)
             stack.callback(self.tape.close)
             stack.callback(self.reads.close)
             if holds_arrays(self.batch):
@@ -205,7 +194,7 @@ class _Recording:
             self.tape.looked_up.clear()
             leaves = tuple(leaf.tensor for leaf in ops.leaves if leaf.has_changed)
             self.made = self.places.again().state_keys() ^ self.keys
-            found = self._trace(ops, result, added)
+            found = self._trace(result, added)
             trace = None if leaves else found  # else it is recorded again, with those leaves in their places
             plain = settled_result(plain_arrays(result))
             return Recorded(plain, trace, self.reasons.first, leaves, bool(self.made), self.batch_before)
@@ -229,15 +218,15 @@ class _Recording:
     def _set_by_sink(self, what: str) -> None:
         self.reasons.add("calls a sink", f"that sets {what}, where the step reads it", self.line_of_sinks)
 
-    def _note_update(self, ops: OpRecorder, optimizer: torch.optim.Optimizer, begins: bool) -> None:
+    def _note_update(self, optimizer: torch.optim.Optimizer, begins: bool) -> None:
         if self.reasons:
             return
         if not begins:
-            self.updates[-1].end = len(ops.order)
+            self.updates[-1].end = len(self.ops.order)
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        gradients = {id(p): ops.node_of(p.grad) for p in parameters if p.grad is not None}
-        self.updates.append(UpdateCall(optimizer, gradients, len(ops.order)))
+        gradients = {id(p): self.ops.node_of(p.grad) for p in parameters if p.grad is not None}
+        self.updates.append(UpdateCall(optimizer, gradients, len(self.ops.order)))
 
     def _batch(self) -> Any:
         """The batch, with a live number for each leaf that changes between batches, and with watched arrays."""
@@ -251,11 +240,12 @@ class _Recording:
             return tree_unflatten(found, self.spec)
         return replace(self.batch, value=folded(self.batch.tree, iter(found), self.reads.watched))
 
-    def _trace(self, ops: OpRecorder, result: Any, added: list[list[Any]]) -> Trace | None:
+    def _trace(self, result: Any, added: list[list[Any]]) -> Trace | None:
+        ops = self.ops
         self.containers.end()
-        gradients, rebound, numbers = self._gradients(ops), self._rebound(ops), self._numbers()
+        gradients, rebound, numbers = self._gradients(), self._rebound(), self._numbers()
         effects, late_numbers = self._effects(), self._late_numbers()
-        found = self._result(ops, result, added, late_numbers)
+        found = self._result(result, added, late_numbers)
         if self.made:
             self.reasons.add("makes state", ", ".join(sorted(name for name, _ in self.made)[:3]), self.line)
         if not ops.order:
@@ -289,15 +279,15 @@ class _Recording:
             self.outcomes.undo,
         )
 
-    def _gradients(self, ops: OpRecorder) -> dict[Gradient, fx.Node | None]:
+    def _gradients(self) -> dict[Gradient, fx.Node | None]:
         found: dict[Gradient, fx.Node | None] = {}
         for gradient in self.gradients:
             value = gradient.get()
             if value is not self.before.get(gradient):
-                found[gradient] = None if value is None else self._node(ops, value)
+                found[gradient] = None if value is None else self._node(value)
         return found
 
-    def _rebound(self, ops: OpRecorder) -> dict[Any, fx.Node]:
+    def _rebound(self) -> dict[Any, fx.Node]:
         found: dict[Any, fx.Node] = {}
         for entry in self.places.tensors:
             value = value_now(entry)
@@ -306,14 +296,14 @@ class _Recording:
             if isinstance(value, torch.Tensor):
                 if keeps_graph(value, getattr(entry.table, "place", None)):
                     self._refuse("returns a graph", entry.name, entry)
-                found[entry] = self._node(ops, value)
+                found[entry] = self._node(value)
             else:
                 self._refuse_set(entry, value)
-        found |= {e: self._node(ops, v) for e in self.places.plain if isinstance(v := e.get(), torch.Tensor)}
-        return found | {Memory(entry): self._node(ops, entry.get()) for entry in ops.given}
+        found |= {e: self._node(v) for e in self.places.plain if isinstance(v := e.get(), torch.Tensor)}
+        return found | {Memory(entry): self._node(entry.get()) for entry in self.ops.given}
 
-    def _node(self, ops: OpRecorder, tensor: torch.Tensor) -> Any:
-        return None if self.reasons else ops.node_of(tensor)
+    def _node(self, tensor: torch.Tensor) -> Any:
+        return None if self.reasons else self.ops.node_of(tensor)
 
     def _waits(self) -> bool:
         return bool(self.sinks) or any(isinstance(value, Late) for _, value in self.numbers.set_so_far())
@@ -356,9 +346,7 @@ class _Recording:
         found = () if self.undoes else self.numbers.set_so_far()
         return {entry: self.late.ref(value) for entry, value in found if isinstance(value, Late)}
 
-    def _result(
-        self, ops: OpRecorder, result: Any, added: list[list[Any]], late_numbers: Mapping[Entry, TapeRef]
-    ) -> Result:
+    def _result(self, result: Any, added: list[list[Any]], late_numbers: Mapping[Entry, TapeRef]) -> Result:
         tree: tuple[Any, ...] = (result, [list(each) for each in added], *([list(self.calls)] if self.calls else []))
         flat, spec = tree_flatten(tree, self._is_leaf)
         if late_numbers or any(isinstance(leaf, Late) and leaf.entry is not None for leaf in flat):
@@ -376,15 +364,15 @@ class _Recording:
             if (known := self.containers.leaf(leaf)) is not None:
                 leaves.append(known)
                 continue
-            kind, value, name = returned_leaf(ops, leaf, objects, step_line(self.step, returns=True), self.undoes)
+            kind, value, name = returned_leaf(self.ops, leaf, objects, step_line(self.step, returns=True), self.undoes)
             leaves.append((kind, value))
             if name is not None:
                 names[position] = name
         return Result(spec, tuple(leaves), names)
 
-    def _undo(self, ops: OpRecorder) -> None:
+    def _undo(self) -> None:
         self.outside.put_back()
-        for leaf in ops.leaves:
+        for leaf in self.ops.leaves:
             leaf.put_back()
         for gradient in self.gradients:
             gradient.set(self.before.get(gradient))
@@ -393,5 +381,5 @@ class _Recording:
                 source.set(tensor)
         for entry, value in self.kept.items():
             entry.set(value)
-        ops.undo()
+        self.ops.undo()
         self.known.restore()
