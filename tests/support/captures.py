@@ -16,12 +16,20 @@ from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.folder import Compiling
 from hocket.tracing.compiling.process import CompilingProcess
+from hocket.tracing.program import Action, compile_action
 
 
 def captured_job(job: Job) -> Captured:
     """The step of a job, which has run once."""
     job.step(job.batch(0))
     return capture(job.step, job.model, job.optimizer, job.batch(0))
+
+
+def run_action(action: Action, values: list[Any], numbers: list[Any]) -> None:
+    """Run one action as a lane does, within `below_autograd`."""
+    torch._C._set_grad_enabled(action.grad_mode)
+    compile_action(action)(values, numbers)
+    torch._C._set_grad_enabled(False)
 
 
 def kernels(captured: Captured) -> Counter[str]:

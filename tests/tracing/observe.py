@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from equivalence.compare import bits
 from hocket.execution.base import below_autograd
 from hocket.tracing.captured import Captured
-from hocket.tracing.program import compile_action
+from support.captures import run_action
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,7 @@ def observe(captured: Captured) -> dict[str, Seen]:
             given = storages([frame.values[slot] for slot in action.reads])
             before = {key: content(tensor) for key, tensor in given.items()}
             random = torch.get_rng_state()
-            torch._C._set_grad_enabled(action.grad_mode)
-            compile_action(action)(frame.values, frame.numbers)
-            torch._C._set_grad_enabled(False)
+            run_action(action, frame.values, frame.numbers)
             after = storages([frame.values[slot] for slot in action.fills])
             found[action.name] = Seen(
                 frozenset(given),

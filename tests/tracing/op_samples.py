@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from torch.autograd import profiler_legacy
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from hocket.errors import CaptureError
 from hocket.execution.base import below_autograd
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured
-from hocket.tracing.program import compile_action
+from support.captures import run_action
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)
 MAX_ELEMENTS = 20_000
@@ -73,22 +73,27 @@ def samples_of(info: Any, most: int) -> Iterator[Sample]:
 
 
 def _sample_of(info: Any, first: Any, second: Any) -> Sample | None:
-    leaves, spec = tree_flatten((first.input, first.args, first.kwargs))
-    at = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    others, _ = tree_flatten((second.input, second.args, second.kwargs))
-
-    def function(values: Sequence[torch.Tensor]) -> Any:
-        whole = list(leaves)
-        for place, value in zip(at, values, strict=True):
-            whole[place] = value
-        given, args, kwargs = tree_unflatten(whole, spec)
-        return info(given, *args, **kwargs)
-
-    values = tuple(leaves[place] for place in at)
+    one, other = ([(each.input, *each.args), each.kwargs] for each in (first, second))
+    values, others = map(_tensors, (one, other))
     if any(value.layout is not torch.strided for value in values) or sum(v.numel() for v in values) > MAX_ELEMENTS:
         return None
-    drawn = tuple(others[place] for place in at) if _alike(leaves, others) else values
-    return Sample(info.formatted_name, function, values, (drawn, *_changed(drawn)))
+    drawn = others if _alike(tree_leaves(one), tree_leaves(other)) else values
+    return Sample(info.formatted_name, _refilled(info, one), values, (drawn, *_changed(drawn)))
+
+
+def _tensors(tree: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def _refilled(function: Any, arguments: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
+    """A call of the function with other tensors in place of those among its args and kwargs."""
+
+    def call(values: Sequence[torch.Tensor]) -> Any:
+        following = iter(values)
+        args, kwargs = tree_map_only(torch.Tensor, lambda _: next(following), arguments)
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _alike(first: list[Any], second: list[Any]) -> bool:
@@ -178,9 +183,7 @@ def _run(captured: Captured, batch: list[torch.Tensor]) -> tuple[Any, bool]:
         return None, True
     with below_autograd():
         for action in captured.program.actions:
-            torch._C._set_grad_enabled(action.grad_mode)
-            compile_action(action)(frame.values, frame.numbers)
-            torch._C._set_grad_enabled(False)
+            run_action(action, frame.values, frame.numbers)
     return captured.finish(frame), False
 
 
@@ -250,19 +253,8 @@ def samples_by_schema(op: Any) -> Iterator[Sample]:
             for seed in (1, 2):
                 torch.manual_seed(seed)
                 drawn.append([_argument(a, kind, shape) for a in op._schema.arguments if not a.has_default_value()])
-            leaves, spec = tree_flatten(drawn[0])
-            at = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-            others = tree_flatten(drawn[1])[0]
-
-            def call(values: Any, leaves: Any = leaves, spec: Any = spec, at: Any = at) -> Any:
-                whole = list(leaves)
-                for place, value in zip(at, values, strict=True):
-                    whole[place] = value
-                return function(*tree_unflatten(whole, spec))
-
-            values = tuple(leaves[place] for place in at)
-            drawn_others = tuple(others[place] for place in at)
-            yield Sample(name, call, values, (drawn_others, *_changed(drawn_others)))
+            values, others = map(_tensors, drawn)
+            yield Sample(name, _refilled(function, (drawn[0], {})), values, (others, *_changed(others)))
 
 
 _PLACES = (torch, torch.special, torch.linalg, torch.Tensor, torch._C._nn)

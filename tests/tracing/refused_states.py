@@ -10,6 +10,10 @@ import time
 import numpy as np
 import torch
 
+from tracing.refused_steps import usual
+
+exchanges_cured = usual
+
 
 def hands_on(p, batch):
     p.table["n"] += 1
@@ -73,10 +77,6 @@ def marks_a_tensor_cured(p, batch):
     loss = p.train(p.loss(batch))
     handle.remove()
     return loss
-
-
-def exchanges_cured(p, batch):
-    return p.train(p.loss(batch))
 
 
 def returns_replaced(p, batch):

@@ -50,6 +50,13 @@ class Parts:
         return self.model(batch).square().mean()
 
 
+def usual(p, batch):
+    return p.train(p.loss(batch))
+
+
+leaves_torch_cured = reads_a_rate_cured = uses_a_layout_cured = runs_no_ops_cured = usual
+
+
 def reads_a_value(p, batch):
     out = p.model(batch)
     out = out * (1 + int(out.sum() > 1e9))  # here
@@ -97,10 +104,6 @@ def leaves_torch(p, batch):
     loss = p.loss(batch)
     p.train(loss)
     return float(loss.detach().numpy())  # here
-
-
-def leaves_torch_cured(p, batch):
-    return p.train(p.loss(batch))
 
 
 def replaces_memory(p, batch):
@@ -188,10 +191,6 @@ def reads_a_rate(p, batch):
     p.optimizer.step()  # here
 
 
-def reads_a_rate_cured(p, batch):
-    return p.train(p.loss(batch))
-
-
 def computes_otherwise(p, batch):
     return p.train(p.model(batch).sigmoid().prod(1).mean())  # here
 
@@ -231,10 +230,6 @@ def moves_memory_cured(p, batch):
 def uses_a_layout(p, batch):
     sparse = batch.to_sparse()  # here
     return p.train(p.loss(sparse.to_dense()))
-
-
-def uses_a_layout_cured(p, batch):
-    return p.train(p.loss(batch))
 
 
 def shares_memory_unseen(p, batch):
@@ -350,8 +345,7 @@ def batch_unseen(p, batch):  # here
     return p.train(p.loss(batch[0]))
 
 
-def batch_unseen_cured(p, batch):
-    return p.train(p.loss(batch[0]))
+batch_unseen_cured = batch_unseen
 
 
 def reads_an_appended_list(p, batch):
@@ -368,13 +362,6 @@ def reads_an_appended_list_cured(p, batch):
 
 def runs_no_ops(p, batch):  # here
     return None
-
-
-def runs_no_ops_cured(p, batch):
-    return p.train(p.loss(batch))
-
-
-# Findings of the watch.
 
 
 CODES = {"code": torch.zeros(6, requires_grad=True)}

@@ -26,10 +26,10 @@ from hocket.execution.base import below_autograd
 from hocket.ir import synchronisation
 from hocket.job import Job
 from hocket.tracing.captured import Captured
-from hocket.tracing.program import Action, Slot, compile_action
+from hocket.tracing.program import Slot, map_leaves
 from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
-from support.captures import captured_job
+from support.captures import captured_job, run_action
 from support.random_plans import on_lanes, random_order
 from tracing.observe import content, observe, storages
 
@@ -59,32 +59,25 @@ def captured(request) -> Captured:
     return captured_job(job)
 
 
-def real(value, values, numbers):
-    """An argument of a call as the op gets it."""
-    if isinstance(value, Slot):
-        return values[value.index]
-    if isinstance(value, TapeRef):
-        return numbers[value.index]
-    if isinstance(value, (list, tuple)):
-        return [real(element, values, numbers) for element in value]
-    return value
-
-
 def test_nothing_changes_but_what_an_op_declares(captured):
     frame = captured.rehearse()
     values, numbers = frame.values, frame.numbers
+
+    def real(leaf):
+        """An argument of a call as the op gets it."""
+        if isinstance(leaf, Slot):
+            return values[leaf.index]
+        return numbers[leaf.index] if isinstance(leaf, TapeRef) else leaf
+
     with below_autograd(), torch.random.fork_rng([]):
         for action in captured.program.actions:
             for call in action.calls:
-                args = [real(argument, values, numbers) for argument in call.args]
-                options = {key: real(argument, values, numbers) for key, argument in call.kwargs.items()}
+                args, options = map_leaves((call.args, call.kwargs), real)
                 declared = storages(list(written_arguments(call.func, args, options)))
                 given = storages([values[slot] for slot in call.reads])
                 before = {key: content(tensor) for key, tensor in given.items()}
                 versions = {key: tensor._version for key, tensor in given.items()}
-                torch._C._set_grad_enabled(action.grad_mode)
-                compile_action(Action(action.name, (call,)))(values, numbers)
-                torch._C._set_grad_enabled(False)
+                run_action(replace(action, calls=(call,)), values, numbers)
                 for key, tensor in given.items():
                     changed = not torch.equal(before[key], content(tensor))
                     assert key in declared or not changed, f"{action.name}: {call.func} changes an argument"

@@ -1,14 +1,13 @@
-"""Which forms a step can be captured in, and that nobody keeps a form that was only asked for."""
+"""Nobody keeps a form that was only asked for."""
 
 from __future__ import annotations
 
 import contextlib
 
-import torch
 from torch import nn
 
 from hocket.tracing.state import inventory
-from hocket.tracing.variants import forms_of, in_form
+from hocket.tracing.variants import in_form
 
 
 class Formed(nn.Module):
@@ -19,20 +18,6 @@ class Formed(nn.Module):
 
     def _hocket_forms(self) -> tuple[str, ...]:
         return self.forms
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-
-def test_modules_without_forms_leave_one_without_a_name():
-    assert forms_of(inventory(nn.Linear(2, 2), None)) == ("",)
-    with in_form(inventory(nn.Linear(2, 2), None), ""):
-        pass
-
-
-def test_forms_are_those_of_all_modules_in_the_order_of_the_first():
-    places = inventory([nn.Sequential(nn.ReLU(), Formed("loop", "rule")), Formed("rule", "other")], None)
-    assert forms_of(places) == ("loop", "rule", "other")
 
 
 def test_a_module_without_the_form_takes_its_likeliest_and_all_are_put_back():
