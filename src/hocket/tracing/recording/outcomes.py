@@ -240,7 +240,6 @@ def _is_exact(number: int) -> bool:
 
 
 def _full(number: Any) -> torch.Tensor:
-    """A tensor of a plain or a live number."""
     value: Any = number if isinstance(number, Live) else float(number)
     return torch.full((), value, dtype=torch.float64)
 

@@ -32,10 +32,9 @@ from hocket.pystate.places import as_it_stands, is_empty, is_number, is_plain, k
 from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import ArrayReads, plain_arrays, reading_noted
-from hocket.tracing.recording.containers import Containers
 from hocket.tracing.recording.exits import exits_noted, random_as_ops
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
-from hocket.tracing.recording.held_numbers import HeldNumbers
+from hocket.tracing.recording.held import Containers, HeldNumbers
 from hocket.tracing.recording.leaves import OutsideLeaves
 from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_recorder import OpRecorder
