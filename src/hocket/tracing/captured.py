@@ -370,7 +370,6 @@ def _detached(value: torch.Tensor) -> torch.Tensor:
 
 
 def _read(leaf: Any, batch: list[Any], of_batch: list[Any]) -> Any:
-    """The number of one leaf of the tape."""
     if type(leaf) is BatchNumber:
         return of_batch[leaf.position]
     return batch[leaf.index] if type(leaf) is LiveLeaf else leaf.get()

@@ -12,7 +12,7 @@ computed some images at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from hocket.errors import CaptureError
 from hocket.heap import HeapTrimmer, trim_heap
 from hocket.tracing.captured import Captured
-from hocket.tracing.program import Call, Slot
+from hocket.tracing.program import Call, Slot, map_leaves
 from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.saved_state import OVERLAPS, RandomStates
 from hocket.tracing.scalars.tape import TapeRef
@@ -145,9 +145,16 @@ def _uses(captured: Captured) -> tuple[list[Call], dict[int, list[int]], set[int
 def _run(call: Call, values: dict[int, Any], numbers: Sequence[Any], dtypes: dict[int, torch.dtype] | None) -> None:
     """Make one call, with the step's own `dtypes` by slot, or unchanged for None."""
     is_random = dtypes is not None and torch.Tag.nondeterministic_seeded in getattr(call.func, "tags", ())
-    arguments = _Arguments(values, numbers, dtypes if is_random else None, is_wide=not is_random and dtypes is not None)
-    args = tuple(map(arguments, call.args))
-    kwargs = {key: arguments(value) for key, value in call.kwargs.items()}
+
+    def given(leaf: Any) -> Any:
+        if isinstance(leaf, Slot):
+            value = values[leaf.index]
+            return value.to(dtypes[leaf.index]) if dtypes and is_random and isinstance(value, torch.Tensor) else value
+        if isinstance(leaf, TapeRef):
+            return numbers[leaf.index]
+        return WIDE.get(leaf, leaf) if dtypes is not None and not is_random and isinstance(leaf, torch.dtype) else leaf
+
+    args, kwargs = map_leaves((call.args, call.kwargs), given)
     run = None if kwargs else IN_PARTS.get(call.func)
     result = (run or call.func)(*args, **kwargs)
     if is_random:
@@ -159,29 +166,6 @@ def _run(call: Call, values: dict[int, Any], numbers: Sequence[Any], dtypes: dic
             values[slot.index].copy_(drawn)
     for position, slot in call.outs.items():
         values[slot] = result if position is None else result[position]
-
-
-@dataclass(frozen=True)
-class _Arguments:
-    """Resolves the arguments of a call.
-
-    A function within `_run` that calls itself would keep all values alive until Python's collector comes by.
-    """
-
-    values: Mapping[int, Any]  # of the step
-    numbers: Sequence[Any]
-    dtypes: Mapping[int, torch.dtype] | None  # dtypes of the slots that values are converted to, or None to keep them
-    is_wide: bool  # dtypes among the arguments become those of float64
-
-    def __call__(self, value: Any) -> Any:
-        if isinstance(value, Slot):
-            given = self.values[value.index]
-            return given.to(self.dtypes[value.index]) if self.dtypes and isinstance(given, torch.Tensor) else given
-        if isinstance(value, TapeRef):
-            return self.numbers[value.index]
-        if isinstance(value, (list, tuple)):
-            return list(map(self, value))
-        return WIDE.get(value, value) if self.is_wide and isinstance(value, torch.dtype) else value
 
 
 def _wide(value: Any) -> Any:

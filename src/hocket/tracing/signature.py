@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Set
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -72,24 +73,18 @@ def _looks(places: Inventory) -> bool:
 
 def _described(tensor: torch.Tensor, looks: bool) -> tuple[Any, ...]:
     """All by which a step can tell two tensors of its batch apart, besides their elements."""
-    if not _is_usual(tensor):
-        with torch._C.DisableTorchFunctionSubclass():  # no code of its class
-            return _description(tensor, looks)
-    return _description(tensor, looks)
-
-
-def _description(tensor: torch.Tensor, looks: bool) -> tuple[Any, ...]:
     held: tuple[Any, ...] = ()
-    if looks:
-        has_graph = tensor.grad_fn is not None
-        has_gradient = (not has_graph or tensor.retains_grad) and tensor.grad is not None  # else torch warns
-        attributes = [
-            (name, type(each), exact(each) if is_plain(each) else None)
-            for name, each in (instance_dict(tensor) or {}).items()
-        ]
-        held = (has_graph, has_gradient, tuple(attributes))
-    strides = tensor.stride() if tensor.layout is torch.strided else ()
-    return (type(tensor), kind_of(tensor), strides, held)
+    with nullcontext() if _is_usual(tensor) else torch._C.DisableTorchFunctionSubclass():  # no code of its class
+        if looks:
+            has_graph = tensor.grad_fn is not None
+            has_gradient = (not has_graph or tensor.retains_grad) and tensor.grad is not None  # else torch warns
+            attributes = [
+                (name, type(each), exact(each) if is_plain(each) else None)
+                for name, each in (instance_dict(tensor) or {}).items()
+            ]
+            held = (has_graph, has_gradient, tuple(attributes))
+        strides = tensor.stride() if tensor.layout is torch.strided else ()
+        return (type(tensor), kind_of(tensor), strides, held)
 
 
 def _keys(batch: Any) -> tuple[Any, ...]:

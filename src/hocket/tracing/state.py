@@ -59,7 +59,6 @@ class Inventory:
         return frozenset((entry.name, entry.key) for entry in (*self.tensors, *self.numbers))
 
     def _add_models(self) -> None:
-        """Add the parameters and buffers of all modules."""
         seen: dict[int, Entry] = {}
         for number, root in enumerate(self.models):
             prefix = f"model{number}" if len(self.models) > 1 else ""

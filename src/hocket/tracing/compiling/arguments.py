@@ -51,6 +51,11 @@ def decoded(text: Any, leaf: Callable[[str, int], Any]) -> Any:
     return constant
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype, without torch's."""
+    return str(dtype).removeprefix("torch.")
+
+
 def dtype_of(name: str) -> torch.dtype:
     """The dtype of this name."""
     found: torch.dtype = decoded({"dtype": name}, lambda *_: None)

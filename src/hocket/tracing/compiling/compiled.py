@@ -158,7 +158,6 @@ class _FormTrace:
         self.notes[node] = Note("forward", "", frozenset((root,)), returns=returns)
 
     def _put_update(self, text: Mapping[str, Any]) -> None:
-        """An update that was left as it is."""
         func = op_named(text["op"])
         scalars: dict[tuple[Any, ...], TapeRef] = {}
         kwargs: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hocket.tracing.compiling.arguments import dtype_name
 from hocket.tracing.compiling.wrapper import RecordedCalls
 
 Event = dict[str, Any]
@@ -27,7 +28,7 @@ def arranged(notes: RecordedCalls, prefix: str) -> Event:
         if event.get("op") == _VIEW and event["outs"][0][1] in used:
             used.update(event["given"])
     events = [event for event in events if event.get("op") != _VIEW or event["outs"][0][1] in used]
-    layouts = [[list(v.shape), list(v.stride()), str(v.dtype).removeprefix("torch.")] for v in notes.values]
+    layouts = [[list(v.shape), list(v.stride()), dtype_name(v.dtype)] for v in notes.values]
     return {
         "values": layouts,
         "roots": roots,

@@ -129,7 +129,6 @@ def _is_sum(node: fx.Node) -> bool:
 
 
 def _join_sum(made: _Making, root: fx.Node) -> None:
-    """Make one product of those that a sum consists of, where there are several."""
     parts: list[fx.Node] = []
     waiting = [root]
     while waiting:

@@ -32,7 +32,7 @@ import torch
 
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
-from hocket.tracing.compiling.arguments import encoded, op_text
+from hocket.tracing.compiling.arguments import dtype_name, encoded, op_text
 from hocket.tracing.float64 import SHARED
 from hocket.tracing.program import Action, Call, Slot, slots_in
 from hocket.tracing.recording.op_arguments import written_arguments
@@ -134,7 +134,7 @@ def request_of(captured: Captured, *, threads: int) -> CompileRequest:
         "outputs": [[slot, *_layout(layouts[slot])] for slot in outputs],
         "views": view_texts,
         "updates": update_texts,
-        "dtypes": {str(slot): _name(layouts[slot].dtype) for slot in sorted(used) if slot in layouts},
+        "dtypes": {str(slot): dtype_name(layouts[slot].dtype) for slot in sorted(used) if slot in layouts},
     }
     return CompileRequest(document, inputs, tuple(numbers), outputs)
 
@@ -195,7 +195,6 @@ def _divided(actions: Iterable[Action], memory: Mapping[int, int]) -> tuple[list
 
 
 def _roots(captured: Captured) -> dict[int, int]:
-    """The memory of each value that the step makes."""
     found: dict[int, int] = {}
     for node, note in captured.trace.notes.items():
         for position, root in enumerate(note.returns):
@@ -215,11 +214,7 @@ def _expect_known_torch(version: str) -> None:
 
 
 def _layout(value: torch.Tensor) -> tuple[list[int], list[int], str]:
-    return [int(n) for n in value.shape], [int(n) for n in value.stride()], _name(value.dtype)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return [int(n) for n in value.shape], [int(n) for n in value.stride()], dtype_name(value.dtype)
 
 
 def with_told_views(calls: Sequence[Call], memory: Mapping[int, int], kept: Collection[int]) -> list[Call]:

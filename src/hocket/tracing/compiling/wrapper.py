@@ -129,8 +129,6 @@ def recorded(source: str, given: Sequence[torch.Tensor]) -> RecordedCalls:
 
 
 def _stand_ins(notes: RecordedCalls, kernels: dict[str, WrittenKernel]) -> dict[str, Any]:
-    """Map the names in a wrapper to their stand-ins."""
-
     def allocated(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         made = torch.empty_strided(size, stride, dtype=dtype)
         notes.op(_aten.empty_strided.default, (list(size), list(stride)), {"dtype": dtype}, made)

@@ -287,7 +287,6 @@ def _joined(step: StepCalls, groups: Iterable[_Group]) -> Iterator[list[_Group]]
 
 
 def _chain(pieces: Sequence[AnnotatedCall], groups: Sequence[_Group]) -> AnnotatedCall:
-    """One op for the pieces, which are those of the groups."""
     program: list[int] = []
     tensors: list[Slot] = []
     numbers: list[Any] = []

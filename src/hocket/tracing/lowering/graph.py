@@ -42,7 +42,8 @@ def graph_of(pieces: list[AnnotatedCall], program: Program, found: list[str], sl
     accesses = [piece.access for piece in pieces]
     pairs = dependencies.orders(accesses)
     raising = {position for position, piece in enumerate(pieces) if piece.may_raise}
-    for pair in dependencies.around_raises(accesses, raising, _outliving(program, slots)):
+    given = {root for slot in program.inputs if (root := slots.root[slot]) is not None}
+    for pair in dependencies.around_raises(accesses, raising, given):
         pairs.setdefault(pair, set())
     for position, action in enumerate(program.actions):
         for slot in action.reads:
@@ -59,11 +60,6 @@ def graph_of(pieces: list[AnnotatedCall], program: Program, found: list[str], sl
     random = (_GENERATOR,) if any(piece.access.random for piece in pieces) else ()
     carried = tuple(_carried(pieces, program, maker, slots, trace))
     return Graph(tuple(ops), tuple(edges), carried, (*buffers.values(), *random))
-
-
-def _outliving(program: Program, slots: SlotTable) -> set[int]:
-    """Roots of all that the step is given: parameters, state, the batch."""
-    return {root for slot in program.inputs if (root := slots.root[slot]) is not None}
 
 
 def _buffers(pieces: list[AnnotatedCall], program: Program, slots: SlotTable) -> dict[int, Buffer]:

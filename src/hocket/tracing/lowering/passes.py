@@ -187,8 +187,6 @@ def share_views(pieces: list[AnnotatedCall], kept: frozenset[int]) -> list[Annot
 
 
 def _renamed(call: Call, same: Mapping[int, int]) -> Call:
-    """The call with other slots for its arguments."""
-
     def renamed(value: Any) -> Any:
         return Slot(same.get(value.index, value.index)) if isinstance(value, Slot) else value
 

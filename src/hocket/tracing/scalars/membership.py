@@ -17,7 +17,6 @@ from hocket.pystate.layout import attribute_of, in_class
 from hocket.pystate.places import Followed, is_a, is_number, is_plain
 
 _LOOKED_UP = tuple(kind.__contains__ for kind in (dict, set, frozenset))
-_NOT_SEEN = frozenset(("CACHE", "EXTENDED_ARG"))
 
 
 def keys_asked(frame: FrameType, number: Any) -> frozenset[Any] | None:
@@ -66,5 +65,5 @@ def _operand(frame: FrameType, instructions: Sequence[dis.Instruction], place: i
 @functools.lru_cache(maxsize=64)
 def _instructions(code: CodeType) -> tuple[dict[int, int], Sequence[dis.Instruction]]:
     """The instructions of a function, and the place of each by its offset."""
-    found = [each for each in dis.get_instructions(code) if each.opname not in _NOT_SEEN]
+    found = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
     return {each.offset: place for place, each in enumerate(found)}, found
