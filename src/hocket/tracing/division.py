@@ -113,15 +113,8 @@ class Division:
     def has_dense_value(self, slot: int) -> bool:
         """Return True if the value of a slot is one tensor that fills its memory, in any order of its axes."""
         value = self.examples.get(slot)
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-            return False
-        axes = sorted((stride, size) for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1)
-        filled = 1
-        for stride, size in axes:
-            if stride != filled:
-                return value.numel() == 0
-            filled *= size
-        return True
+        is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+        return is_strided and bool(torch.ops.aten.is_non_overlapping_and_dense(value))
 
     def check(self) -> None:
         """Refuse what could not compute as the whole step does, and name the op and the buffer."""
