@@ -1,4 +1,7 @@
-"""A plan for a GPU's streams, run on CPU lanes, one lane a stream: the bits of the serial plan, and its memory."""
+"""A plan for a GPU's streams, run on CPU lanes, one lane a stream: the bits of the serial plan, and its memory.
+
+And two hundred steps of it have the losses of eager.
+"""
 
 import random
 import threading
@@ -7,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from equivalence.compare import assert_same, everything, named_leaves, serial
+from equivalence.compare import assert_same, everything, named_leaves, serial, twins
 from equivalence.test_lanes import CASES, JOBS, cached_twins, captured_twins
 from execution.probe import KINDS
 from hocket.checking import check, hazards
@@ -17,7 +20,9 @@ from hocket.ir import Costs, Lane, Machine, Plan
 from hocket.planning import plan
 from hocket.planning.critical_path.streams import METHODS
 from hocket.tracing.captured import Captured, Frame
-from quick import covering
+from hocket.tracing.capturing import capture_step
+from hocket.zoo import load
+from quick import covering, some
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -105,3 +110,33 @@ def test_measured_peaks_are_within_the_predicted_ones_and_these_within_the_limit
         assert measured_bytes(captured, free, pair.planned.batch(number)) <= free.peak_bytes + UNTOUCHED
     eager = measured_bytes(captured, serial(captured), pair.planned.batch(3))
     assert 0.98 * free.eager_peak_bytes <= eager <= free.eager_peak_bytes + UNTOUCHED
+
+
+STEPS = 200
+LARGER = ("lenet", "digits-cnn", "transformer")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    covering(["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in LARGER)], some(KINDS[::-1])),
+)
+def test_loss_curves_agree(name, kind):
+    # Seven batches, so that a later one is not always seen after the same one before it.
+    pair = twins(lambda: load(name, batch_size=8, num_batches=7), scheduler=lambda optimizer: None)
+    for job in pair.both():
+        torch.manual_seed(0)
+        job.step(job.batch(0))
+    captured = capture_step(pair.planned.step, pair.planned.model, pair.planned.optimizer, pair.planned.batch(0))
+    made = on_cores(captured)
+    assert len(made.lanes) > 1
+    planned = executor(captured, made, kind=kind)
+    curves: dict[str, list[float]] = {"eager": [], "planned": []}
+    for number in range(1, STEPS + 1):
+        for label, step, job in (("eager", pair.eager.step, pair.eager), ("planned", planned, pair.planned)):
+            torch.manual_seed(number)
+            curves[label].append(step(job.batch(number)).item())
+    planned.close()
+    assert curves["planned"] == curves["eager"]
+    assert_same(everything(pair.eager), everything(pair.planned))
+    first, last = sum(curves["eager"][:14]), sum(curves["eager"][-14:])
+    assert last < 0.9 * first, "nothing was learnt, so there was little to compare"

@@ -39,26 +39,6 @@ def test_what_is_needed_last_goes_out_first_and_comes_back_bit_by_bit() -> None:
     assert all(torch.equal(value, copy) for value, copy in zip(values, copies, strict=True))
 
 
-def test_views_share_what_is_out_and_writes_after_it_are_seen_by_both() -> None:
-    (whole,) = tensors(2)
-    part = whole[: MIB // 8].view(-1, 2)
-    expected = whole.clone()
-    memory = ValueMemory(0, {0: [0, 3], 1: [1, 5]})
-    memory.add(0, whole)
-    memory.add(1, part)
-    assert memory.held_bytes == 2 * MIB, "one storage"
-    memory.spill(1)
-    assert resident(whole, part) == [False, False]
-    memory.load([1])
-    part.add_(1)
-    memory.spill(2)
-    memory.drop(1)
-    memory.load([0])
-    expected[: MIB // 8] += 1
-    assert torch.equal(whole, expected)
-    memory.close()
-
-
 def test_places_in_the_file_are_used_again() -> None:
     first, second = tensors(1, 1)
     memory = ValueMemory(0, {0: [0, 5], 1: [1, 5]})

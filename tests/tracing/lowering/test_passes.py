@@ -1,4 +1,4 @@
-"""Updates of many parameters by one call, taken apart layer by layer, and views that are taken once."""
+"""Updates by one call, taken apart layer by layer, views that are taken once, and ops that only look at shapes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +10,7 @@ from torch import nn
 from equivalence.compare import check_twins
 from hocket.ir import Graph
 from hocket.job import Job
+from support.captures import captured_job
 from support.steps import training_step
 
 WIDE = 192  # a layer of it has 144 KiB of weights
@@ -116,3 +117,15 @@ def reshaping() -> Job:
 
 def test_views_that_are_handed_back_or_reshaped_in_place_stay() -> None:
     check_twins(reshaping)
+
+
+def test_the_masks_of_dropout_wait_for_one_another_alone() -> None:
+    """They look at shapes alone."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4), nn.Dropout(0.5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = training_step(model, optimizer, nn.functional.mse_loss)
+    graph = captured_job(Job(step, model, optimizer, [(torch.randn(2, 4), torch.randn(2, 4))])).graph
+    masks = [op.name for op in graph.ops if op.target == "aten.bernoulli_"]
+    assert len(masks) == 2
+    ahead = {before for mask in masks for before in graph.predecessors[mask]}
+    assert {graph[name].target for name in ahead} == {"aten.bernoulli_", "aten.empty_strided"}
