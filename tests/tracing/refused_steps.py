@@ -232,8 +232,11 @@ def uses_a_layout(p, batch):
     return p.train(p.loss(sparse.to_dense()))
 
 
+MAKE = torch.Tensor._make_subclass
+
+
 def shares_memory_unseen(p, batch):
-    turned = nn.Parameter(torch.complex(batch, batch), requires_grad=False)
+    turned = MAKE(torch.Tensor, torch.complex(batch, batch))
     return p.train(p.model(turned.real).square().mean())  # here
 
 

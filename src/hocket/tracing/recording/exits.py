@@ -84,6 +84,24 @@ def _noting(method: Any, note: Callable[[Any], None]) -> Any:
     return noted
 
 
+def renaming_noted(note: Callable[[torch.Tensor, torch.Tensor], None]) -> AbstractContextManager[None]:
+    """Note each tensor that this thread makes of another one by its class alone, as parameters are: no op is seen."""
+    here = threading.get_ident()
+
+    def noted(usual: Callable[..., Any], place: int) -> Any:
+        def make(*args: Any, **kwargs: Any) -> Any:
+            made = usual(*args, **kwargs)
+            if threading.get_ident() == here:
+                note(made, args[place])
+            return made
+
+        return make
+
+    make_subclass, as_subclass = noted(torch.Tensor._make_subclass, 1), noted(torch.Tensor.as_subclass, 0)
+    methods = {"_make_subclass": staticmethod(make_subclass), "as_subclass": as_subclass}
+    return exchanged((torch.Tensor, *each) for each in methods.items())
+
+
 def _write(state: torch.Tensor) -> None:
     torch.default_generator.set_state(state)
 

@@ -139,6 +139,14 @@ class OpRecorder(TorchDispatchMode):
         """The memory of a tensor, as a number."""
         return self._root(tensor, outside=self._nodes.get(tensor) is None)
 
+    def name_alike(self, made: torch.Tensor, data: torch.Tensor) -> None:
+        """Note that a tensor is another one by a different name, or in a different class."""
+        with torch._C.DisableTorchFunction():
+            if not self.reasons and data.layout is torch.strided:
+                if made.requires_grad and self.root(data) in self.outside:
+                    self.leaves.append(Leaf(made))
+                self._nodes[made] = self.node_of(data)
+
     def give_memory(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
         """Note that `tensor` is about to get the memory of `new`, which the step has made."""
         node, made = self._nodes.get(tensor), self._nodes.get(new)

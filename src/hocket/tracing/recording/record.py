@@ -32,7 +32,7 @@ from hocket.pystate.places import as_it_stands, is_empty, is_number, is_plain, k
 from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import ArrayReads, plain_arrays, reading_noted
-from hocket.tracing.recording.exits import exits_noted, random_as_ops
+from hocket.tracing.recording.exits import exits_noted, random_as_ops, renaming_noted
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
 from hocket.tracing.recording.held import Containers, HeldNumbers
 from hocket.tracing.recording.leaves import OutsideLeaves
@@ -169,7 +169,7 @@ class _Recording:
                 stack.enter_context(reading_noted())
             stack.callback(self.numbers.put_back, self.undoes)
             stack.callback(where.close)
-            with followed_math(), exits_noted(self.reasons), python_functions_open():
+            with followed_math(), exits_noted(self.reasons), renaming_noted(ops.name_alike), python_functions_open():
                 self.numbers.begin()
                 self.containers = Containers(self.places, self.owned, self._refuse)
                 recorder = FunctionRecorder(ops, self.tape, counts, self.late)
