@@ -147,6 +147,16 @@ def test_activation_checkpoints_rewind_the_random_numbers(reentrant):
     check_twins(lambda: simple(loss_of, nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))))
 
 
+def test_random_numbers_that_a_step_draws_again():
+    def loss_of(model, batch):
+        state = torch.get_rng_state()
+        first = F.dropout(model(batch[0]))
+        torch.set_rng_state(new_state=state)
+        return F.mse_loss(F.dropout(first), batch[1])
+
+    check_twins(lambda: simple(loss_of))
+
+
 class Square(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

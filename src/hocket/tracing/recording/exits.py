@@ -73,29 +73,34 @@ def _with_plain(value: Any) -> Any:
     return made
 
 
-def _noting(method: Any, note: Callable[[Any], None]) -> Any:
+def _by_this_thread(function: Callable[..., Any], usual: Callable[..., Any]) -> Any:
+    """A function for this thread, and the usual one for others, which may train something else meanwhile."""
     here = threading.get_ident()
 
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return (function if threading.get_ident() == here else usual)(*args, **kwargs)
+
+    return called
+
+
+def _noting(method: Any, note: Callable[[Any], None]) -> Any:
     def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == here:  # another thread may train something else meanwhile
-            note(self)
+        note(self)
         return method(self, *args, **kwargs)
 
-    return noted
+    return _by_this_thread(noted, method)
 
 
 def renaming_noted(note: Callable[[torch.Tensor, torch.Tensor], None]) -> AbstractContextManager[None]:
     """Note each tensor that this thread makes of another one by its class alone, as parameters are: no op is seen."""
-    here = threading.get_ident()
 
     def noted(usual: Callable[..., Any], place: int) -> Any:
         def make(*args: Any, **kwargs: Any) -> Any:
             made = usual(*args, **kwargs)
-            if threading.get_ident() == here:
-                note(made, args[place])
+            note(made, args[place])
             return made
 
-        return make
+        return _by_this_thread(make, usual)
 
     make_subclass, as_subclass = noted(torch.Tensor._make_subclass, 1), noted(torch.Tensor.as_subclass, 0)
     methods = {"_make_subclass": staticmethod(make_subclass), "as_subclass": as_subclass}
@@ -120,14 +125,6 @@ def random_as_ops(on_cpu: bool) -> AbstractContextManager[None]:
 
     Only `on_cpu`: a graph of a device holds no op of the host.
     """
-    here = threading.get_ident()
-    usual = torch.get_rng_state, torch.set_rng_state
-
-    def read() -> torch.Tensor:
-        return READ() if threading.get_ident() == here else usual[0]()
-
-    def write(state: torch.Tensor) -> None:
-        (WRITE if threading.get_ident() == here else usual[1])(state)
-
-    functions = (("get_rng_state", read), ("set_rng_state", write)) if on_cpu else ()
+    ops = (("get_rng_state", READ), ("set_rng_state", lambda new_state: WRITE(new_state))) if on_cpu else ()
+    functions = [(name, _by_this_thread(op, getattr(torch, name))) for name, op in ops]
     return exchanged((owner, name, function) for owner in (torch, torch.random) for name, function in functions)
