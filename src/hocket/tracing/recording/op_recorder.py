@@ -27,7 +27,7 @@ from hocket.tracing.program import map_leaves
 from hocket.tracing.raising import is_foreign, is_other_branch, may_raise
 from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
 from hocket.tracing.recording.data_reads import reads_value, shape_reads, shaped_by_values
-from hocket.tracing.recording.leaves import Leaf
+from hocket.tracing.recording.held import Leaf
 from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_arguments import Note, has_size, tensors_in, with_plain_numbers, written_arguments
 from hocket.tracing.recording.ties import tie
@@ -308,7 +308,7 @@ class OpRecorder(TorchDispatchMode):
         return self._from_outside("get_attr", name, Constant(name, tensor), tensor)
 
     def _view(self, tensor: torch.Tensor, root: int) -> fx.Node | None:
-        """A view that was made out of sight (by `torch.nn.Parameter` or `torch.func`), of what an op has returned."""
+        """A view that was made out of sight (by `torch.func`), of what an op has returned."""
         for node in reversed(self.order if not tensor.is_complex() else ()):
             layout = self.layouts[node]
             if root in self.notes[node].returns and isinstance(layout, tuple) and layout[2] is tensor.dtype:

@@ -34,8 +34,7 @@ from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import ArrayReads, plain_arrays, reading_noted
 from hocket.tracing.recording.exits import exits_noted, random_as_ops, renaming_noted
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
-from hocket.tracing.recording.held import Containers, HeldNumbers
-from hocket.tracing.recording.leaves import OutsideLeaves
+from hocket.tracing.recording.held import Containers, HeldNumbers, OutsideLeaves
 from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.recording.outcomes import Outcomes
