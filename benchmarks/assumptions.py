@@ -14,9 +14,9 @@ from benchmarks.curves import kind_of
 from hocket.ir import Costs, Edge, Graph, Machine, Plan, Timeline
 from hocket.simulation import simulate
 
-# What dispatching an op costs in the published curves (`benchmarks.knl`), at every width.
+# The cost of dispatching an op in the published curves (`benchmarks.knl`), at every width.
 LAUNCH_US = 10.0
-# Of these types TensorFlow 1.9 has MKL-DNN kernels; only their widths did the paper change (section IV-A).
+# TensorFlow 1.9 has MKL-DNN kernels for these types; the paper changed only their widths (section IV-A).
 MKL_DNN = ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "MatMul", "FusedBatchNorm", "MaxPooling", "AvgPool")
 
 

@@ -26,7 +26,7 @@ from hocket.autotune.comparison import MAX_ATTEMPTS, NUM_ROUNDS, STEPS_IN_A_ROW
 from hocket.dynamo import regions
 from hocket.job import Job
 
-# How the model is compiled, and who makes the update: "eager", "planned" or "compiled".
+# The options that compile the model, and the kind of update: "eager", "planned" or "compiled".
 WAYS: dict[str, tuple[dict[str, Any], str]] = {
     "dynamo": ({"backend": "eager"}, "eager"),
     "aot_eager": ({"backend": "aot_eager"}, "eager"),

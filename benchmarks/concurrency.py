@@ -32,7 +32,7 @@ LARGE = (
     *("resnet20/64", "densenet40/32", "inception-v3/4", "resnet50/8"),
     *("vgg16/2", "vgg11/8", "mobilenet-v2/8", "dcgan/64"),
 )
-# Whether the update is compiled, whether images have their channels last, and the mode.
+# True if the update is compiled, true if images have their channels last, and the mode.
 COMPILED: dict[str, tuple[bool, bool, str | None]] = {
     "compile": (False, False, None),
     "compile_update": (True, False, None),

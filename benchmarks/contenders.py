@@ -24,8 +24,8 @@ from hocket.session import Schedule, schedule
 Step: TypeAlias = Callable[[Any], Any]
 WARM_UP = 4  # steps of a block that are not counted
 
-# Of one function of Python: `critical_path` compiles steps of several networks, sizes and modes in one process. What
-# is beyond the limit would run eagerly, which is an error here.
+# The limit is for one Python function: `critical_path` compiles steps of several networks, sizes and modes in one
+# process. Steps beyond the limit would run eagerly, which is an error here.
 torch._dynamo.config.recompile_limit = 64
 torch._dynamo.config.fail_on_recompile_limit_hit = True
 

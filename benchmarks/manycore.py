@@ -30,7 +30,7 @@ from hocket.profiling import profile
 from hocket.reporting import corunning_of
 from hocket.tracing import capture
 
-# Of the zoo, with the batch sizes of section IV-A.
+# Zoo entries, with the batch sizes of section IV-A.
 TARGETS: dict[str, dict[str, Any]] = {
     "resnet50": {"image_size": 32, "batch_size": 64, "optimizer": "adam"},
     "dcgan": {"batch_size": 64},
@@ -39,8 +39,8 @@ TARGETS: dict[str, dict[str, Any]] = {
 }
 QUICK = ("dcgan", "lstm-cells")
 CORES, SMT = (68, 16), 4
-# What each strategy adds to those before it; `s1234` of DCGAN and LSTM is the product of these, the others are printed.
-# `over_uniform`: all four over the best setting found by hand.
+# The gain of each strategy over those before it, and `over_uniform` of all four over the best setting found by hand.
+# `s1234` of DCGAN and LSTM is the product of these, the others are printed.
 FIGURE_3: dict[str, dict[str, float]] = {
     "resnet50": {"s12": 1.02, "s3": 1.35, "s4": 1.08, "s1234": 1.49, "over_uniform": 1.08},
     "dcgan": {"s12": 1.12, "s3": 1.15, "s4": 1.04, "s1234": 1.34, "over_uniform": 1.07},

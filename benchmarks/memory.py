@@ -21,7 +21,7 @@ from hocket.job import Job
 from hocket.session import Schedule
 
 TARGETS = ("mlp", "gpt2", "resnet20/4", "resnet20/64")
-# What a scheduled step may hold at most, of eager's peak.
+# The largest allowed peak of a scheduled step, over eager's.
 BAR = 1.1
 EAGER_STEPS, PLANNED_STEPS = 6, 30
 MAX_STEPS = 4000

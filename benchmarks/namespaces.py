@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hocket.errors import InputError
 
-# What may leave at once, and how long a packet may wait in the queue: a switch with a shallow buffer.
+# The burst that may leave at once, and the longest wait in the queue: a switch with a shallow buffer.
 BURST_BYTES = 96 * 1024
 QUEUE_MS = 50
 CLONE_NEWNET = 0x40000000  # sched.h

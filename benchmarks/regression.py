@@ -85,7 +85,7 @@ def _regressor(model: str, num_ops: int, seed: int) -> Any:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    # What scikit-learn says PassiveAggressiveRegressor, which is going away, is to be replaced with.
+    # scikit-learn's replacement of PassiveAggressiveRegressor, which is deprecated.
     passive_aggressive = {"loss": "epsilon_insensitive", "penalty": None, "learning_rate": "pa1", "eta0": 1.0}
     models = {
         "Gradient Boosting": lambda: GradientBoostingRegressor(random_state=seed),

@@ -35,7 +35,7 @@ BATCH_FACTORS = (0.5, 1.0, 2.0)
 BATCH_SIZE = 4
 SERVERS, LATENCY_US = 4, 50.0
 ORDERS = ("auto", "tac", "tic", "layer", "random", "reverse")
-# Of one CPU core at this rate the estimates come; only their proportions matter, for links are scaled to them.
+# Estimates are for one CPU core of this rate; only their proportions matter, since links are scaled to them.
 FLOPS_PER_S = 5e10
 BYTES_PER_S = 1e10
 

@@ -35,7 +35,7 @@ ORDERS: tuple[str, ...] = ("auto", "tac", "layer", "random", "reverse", ALL_FIRS
 TARGETS, MBITS = ("alexnet", "vgg16", "inception-v3"), (200,)
 IMAGE_SIZES = {"alexnet": 67, "inception-v3": 75, "vgg16": 32}
 MAX_BATCH = 1024
-# Of the time for a model at a rate, what its turns get; the rest is for starting, state and profile.
+# The share of turns in the time for a model at a rate; the remainder is for the start, state and profile.
 TURNS_PART = 0.5
 
 

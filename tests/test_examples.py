@@ -9,7 +9,7 @@ import pytest
 import forked
 
 FOLDER = Path(__file__).parents[1] / "examples"
-# What stands behind the name on the command line.
+# Words after the name on the command line.
 FEW = {
     "digits_cnn": "20",
     "edited_plan": "12",
@@ -44,7 +44,7 @@ def test_examples_are_typed_by_what_the_package_ships(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-# What other people's trainers do with a compiled model, tests/dynamo/test_frameworks.py compares with eager.
+# tests/dynamo/test_frameworks.py compares other trainers with a compiled model to eager.
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name.startswith("with_") else []) for name in FEW]
 )

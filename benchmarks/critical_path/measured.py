@@ -36,7 +36,7 @@ from hocket.profiling.tracer import serial_plan
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
 
-# What two cores train in a second or less.
+# Sizes that two cores train in a second or less.
 ON_CORES = {"lenet": (16, 64), "resnet18": (2,), "googlenet": (2,), "alexnet": (8,)}
 # At a batch that leaves room on a GPU of today and at one that does not. Those that need no further package come first:
 # three of them for their many small ops, then TurboDL's networks.

@@ -120,7 +120,7 @@ def _in_single(fn: Callable[..., Tensor], out: Any, *targets: Tensor) -> Tensor:
     return fn(out.float() if isinstance(out, Tensor) else out, *targets)
 
 
-# Of the contenders that fuse:
+# The backends of contenders that fuse:
 BACKENDS = {"vmap": "vmap", "fused": "rule", "auto": "auto", "scheduled": "auto", "close": "auto"}
 NOISE_WIDTH = 100  # of DCGAN's generator
 # One batch over and over, or classes that nothing blurs, and after some ten steps those of 64 models with high rates

@@ -267,7 +267,7 @@ class _Pace:
         while self._left:
             ready = self._wait(lambda: next((each for each in self._left if not each[0] & self._missing), None))
             self._left.remove(ready)
-            # What is too short to sleep, or slept too long, is made up for by what follows.
+            # Sleeps that were too short or too long are balanced by the following ones.
             free_s = max(free_s, time.perf_counter() - 1e-3) + ready[1] / 1e6
             if (left_s := free_s - time.perf_counter()) > 0:
                 time.sleep(left_s)

@@ -136,7 +136,7 @@ class _Look:
         watch = self.watch
         names = (*(place.name for place in watch.outputs), *(each.name for each in watch.appended.values()))
         written = tuple(name for name in names if not name.endswith(NUM_DRAWN))
-        # What a place holds differs from step to step, the line and the cure do not.
+        # The value at a place differs from step to step, the line and the cure do not.
         once = {(one.line, one.cure): one for one in reversed(found)}
         python = "" if self.parts is None else self.parts.lines
         return Explanation(self.job.name, roles, written, tuple(reversed(once.values())), python)

@@ -128,7 +128,7 @@ def _kind(value: object) -> str:
 
 
 def _length(batches: Any) -> int | None:
-    """How many batches there are, or None where that shows only by reading them.
+    """Number of batches, or None if only reading them shows it.
 
     A ``DataLoader`` over a stream has a ``__len__`` that raises TypeError, and so has a tensor without axes.
     """

@@ -143,7 +143,7 @@ def test_units_move_whole_and_count_once():
     part = (0,) * 6 + (1,) * 6
     moves = decide((BUSY, IDLE), rules, part)
     assert moves == (OpMove(0, 0, 1), OpMove(1, 0, 1))
-    # Of a unit on two devices that part moves which is on the giver; and none of it if something may not.
+    # A unit on two devices moves with its part on the giver, or not at all if an op may not move.
     assert decide((BUSY, IDLE), rules, (1, *part[1:])) == (OpMove(1, 0, 1),)
     fixed = tuple(op._replace(is_movable=op.name != "a1") for op in ops)
     assert all(ops[move.op].unit != "a" for move in decide((BUSY, IDLE), AssistantRules(("x", "y"), fixed), part))

@@ -61,7 +61,7 @@ def test_a_step_is_compiled_tried_and_found_again(tmp_path: Path, monkeypatch: p
     second = Schedule(again.step, again.model, again.optimizer, numerics="close", cache=tmp_path)
     decided(second, again)
     assert "+compiled" in second._pool.current.forms
-    # Whether the plan is as fast again, beside other tests, is no part of this; nothing is compiled or kept anew.
+    # The plan need not be as fast again beside other tests. Nothing is compiled or kept anew.
     assert {each.name for each in tmp_path.iterdir()} == kept
     for each in (fast, second):
         each.close()

@@ -26,7 +26,7 @@ def test_paced_ranks_run_both_splits():
     assert saved == [result]
     assert result["paced"].startswith("computing is slept")
     for label in ("equal_layers", "hocket"):
-        # Nobody is done before the slowest stage has worked on all micro-batches.
+        # No stage ends before the slowest one has worked on all micro-batches.
         assert row[label]["step_us"] >= result["micro_batches"] * 0.99 * max(row[label]["stages_us"])
     refused("expected some of gpt2, .*, got 'none'", run_paced, ("none",))
 

@@ -194,7 +194,7 @@ def difference(a: Any, b: Any, tolerance: float = 0.0) -> str:
         return "" if a == b or (a != a and b != b) else f"{a!r} is not {b!r}"
     for what in ("shape", "dtype", "layout", "requires_grad"):
         mine, its = getattr(a, what), getattr(b, what)
-        # What a step returns may be part of a graph in eager mode; a planned step records none.
+        # A result may be part of a graph in eager mode; a planned step records none.
         if mine != its and not (what == "requires_grad" and a.grad_fn is not None):
             return f"{what} {mine} is not {its}"
     if a.layout is torch.strided and a.stride() != b.stride():

@@ -27,7 +27,7 @@ def widened(made: Job) -> None:
     hocket.lr_scheduler.StepLR(made.optimizer, step_size=[1, 2, 3], gamma=0.5)
 
 
-# What befalls a captured step, and the optimizer that it befalls.
+# A change to a captured step, and the optimizer that it is made with.
 CHANGES = {
     "a rate becomes rates": (lambda p: hocket.optim.Adam(p, lr=0.01), rates(RATES)),
     "a rate becomes a tensor of rates": (lambda p: hocket.optim.SGD(p, lr=0.01), rates(torch.tensor(RATES))),

@@ -76,7 +76,7 @@ def test_broken_plans_are_refused_and_would_compute_something_else(name, split):
     pair, first, second = captured_twins(JOBS[name], split)
     graph = second.graph
     seen = observe(second)
-    # What the legal plan computes, from the state in which every broken plan starts.
+    # The result of the legal plan, from the state in which every broken plan starts.
     torch.manual_seed(5)
     result = ThreadLanes(first, Plan((Lane("main", first.graph.order),)))(pair.eager.batch(1))
     pair.expected = [*named_leaves("returned", result), ("random", torch.get_rng_state()), *copied(pair.eager)]

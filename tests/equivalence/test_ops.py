@@ -14,7 +14,7 @@ from tracing.op_samples import op_db
 CHUNKS = 16
 SAMPLES = 2  # calls of each op and type of numbers
 DTYPES = (torch.float32, torch.float64)
-# How steps are planned, what they may be equal to, and steps past the verdict.
+# Ways to plan steps, the references that they may be equal to, and steps past the verdict.
 WAYS = {"schedule": (("eager",), 26), "hocket": (("eager", "aot_eager"), 7)}
 UNWRITTEN = ("empty", "new_empty")  # what they give is what memory held
 

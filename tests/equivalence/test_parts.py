@@ -143,7 +143,7 @@ def plan_of(part, me: str, chance: random.Random, cores: int = 2) -> Plan:
     for name in place:
         moves.get(part.graph[name].role, chance.choice(lanes)).append(name)
     chance.shuffle(moves["recv"])
-    # What has to wait for its memory's last readers goes in the order of the program, behind all that need not wait.
+    # Receives that wait for the last readers of their memory come in program order, after all others.
     moves["recv"].sort(key=lambda name: place[name] if part.graph.predecessors[name] else -1)
     moves["send"].sort(key=lambda name: max([place[before] for before in part.graph.predecessors[name]]))
     made = [Lane(f"lane{n}", tuple(ops)) for n, ops in enumerate(lanes) if ops]

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 import hocket
 
 TOLERANCE = 1e-12
-# What goes wrong with 2 or 7 models and not with 3 would be a surprise: the quick tests leave them out.
+# A fault with 2 or 7 models and not with 3 would be a surprise: the quick tests leave them out.
 SIZES = (1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(7, marks=pytest.mark.slow))
 
 

@@ -13,7 +13,7 @@ from torch import nn
 import hocket
 from hocket import zoo
 
-# Of the zoo's entries: options, and which of the job's models.
+# Zoo entries: options, and the number of the model in the job.
 MODELS: dict[str, tuple[str, dict[str, int], int]] = {
     # So few points that no maximum over them is above zero in all examples: the shift in front of it would vanish.
     "pointnet-cls": ("pointnet-cls", {"points": 4, "width": 4, "batch_size": 8}, 0),

@@ -50,7 +50,7 @@ def moldable_optimum_us(instance) -> float:
             for width in range(1, instance.num_cores + 1):
                 ready_us = max([free_us[width - 1], *(ends_us[other] for other in instance.predecessors[op])])
                 end_us = ready_us + instance.durations_us[op][width]
-                # Of the cores that are idle by then, those that have been so for the shortest time.
+                # Among the cores that are idle by then, those that became idle last.
                 idle = [at_us for at_us in free_us if at_us <= ready_us]
                 busy = [at_us for at_us in free_us if at_us > ready_us]
                 after = sorted([*idle[: len(idle) - width], *busy, *[end_us] * width])

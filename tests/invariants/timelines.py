@@ -150,7 +150,7 @@ def naive_gpu_simulation(graph: Graph, plan: Plan, costs: Costs, machine: Machin
                     mine[at] = max(0.0, mine[at] - rate[op] * asked)
             if rate[op]:
                 started.setdefault(op, now_us)
-        # What has nothing left is over, even if another one takes its place at this very moment.
+        # An op with nothing left has ended, even if another one takes its place at this moment.
         done = [op for op in running if op in started and left[op] <= 1e-9]
         if done:
             for op in done:

@@ -112,7 +112,7 @@ def test_this_machine_has_as_many_cores_as_its_group_may_use(monkeypatch, cpus, 
     monkeypatch.setattr(machine, "memory_limit_bytes", lambda: 512 * MIB)
     (device,) = Machine.here().devices
     assert (device.cores, device.smt, device.memory_bytes) == (cores, smt, 512 * MIB)
-    # Of fewer cores than there are it may use any: another group's process would take the same ones.
+    # With fewer cores than the machine has, it may use any: another group's process would take the same ones.
     assert len(device.cpus) == (4 if cores == 4 and cpus > 4 else 0 if cores < 4 else 4)
 
 

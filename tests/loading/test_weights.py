@@ -228,7 +228,7 @@ def test_what_safetensors_writes_is_read_as_it_was(tensors):
 )
 def test_a_file_that_cannot_be_right_is_named(data, words):
     fails(FormatError, words.replace("[", r"\["), opened, data)
-    # What the reference takes is never refused here, but for names that stand twice and further keys.
+    # A file that the reference takes is never refused here, except for repeated names and further keys.
     if "twice" not in words and "nothing else" not in words:
         with pytest.raises((SafetensorError, KeyError, ValueError, OverflowError)):
             reference_load(data)

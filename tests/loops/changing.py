@@ -17,7 +17,7 @@ from loops.changing_tasks import TOP, Step, step_of
 from loops.loop import Loop
 from loops.step_changes import CHANGES, Change
 
-# How a program is scheduled: options by name, how many of ten programs have them, and how many calls it makes.
+# Options of a program's schedule by name, the share of programs that have them in tenths, and the number of calls.
 SETTINGS: tuple[tuple[str, int, int], ...] = (
     ("serial", 5, 30),
     ("lanes", 2, 34),

@@ -127,7 +127,7 @@ _SCHEDULERS = (
     "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)",
     "torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.95 ** n)",
 )
-# How a number that lies outside is written and read.
+# Expressions for a number outside of the step.
 _NUMBERS = ("s['k']", "box.x", "net.k", "k", "items[0]")
 _RESULTS = ("loss", "loss.detach()", "loss.item()", "(loss, out)", "{'loss': loss, 'out': out.detach()}", "None")
 

@@ -44,7 +44,7 @@ class Piece:
     draws: str = ""
 
 
-# What a test is put to, and what a number is.
+# Frames around a test, and around a number.
 FRAMES = {
     "if": "if {t}:\n    h = h * 1.5\nelse:\n    h = h.flip(1) - 0.5",
     "ternary": "h = torch.sin(h) if {t} else torch.cos(h)",

@@ -85,7 +85,7 @@ def _reads(look: Callable[[str], float]) -> Callable[..., Loop]:
 
 _KNOWN = {_name(n): 1.0 + n / 10 for n in range(_NUM_BATCHES)}
 _SOME = ",".join(_name(n) for n in range(0, _NUM_BATCHES, 3))
-# What a step may do with a name on the way to its loss, by methods of the name and without.
+# Uses of a name on the way to a step's loss, by its methods and without.
 LOOKS: dict[str, Callable[[str], float]] = {
     "end": lambda name: 2.0 if name.endswith("flip.png") else 1.0,
     "key": lambda name: _KNOWN[name],

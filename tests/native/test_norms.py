@@ -10,7 +10,7 @@ from hocket.native import available, load
 pytestmark = pytest.mark.skipif(not available(), reason=available().why)
 aten = torch.ops.aten
 
-# What rounding does to sums of a few hundred values of either dtype, relative to the largest one.
+# The rounding error of sums of a few hundred values of either dtype, relative to the largest one.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2}
 
 

@@ -10,7 +10,7 @@ from hocket.native import available, load
 pytestmark = pytest.mark.skipif(not available(), reason=available().why)
 aten = torch.ops.aten
 
-# Of the largest value: some ulp of sums of a few hundred products.
+# Relative to the largest value: some ulp of sums of a few hundred products.
 TOLERANCE = 2e-6
 
 

@@ -105,7 +105,7 @@ def _inferred() -> torch.Tensor:
         return torch.ones(2)
 
 
-# What changes, and the group that must say so; -1: none.
+# Changes, and the group that must detect each; -1: none.
 CHANGES: dict[str, tuple[Any, int]] = {
     "nothing": (lambda t: None, -1),
     "the same value again": (lambda t: t.table.update(a=1), -1),

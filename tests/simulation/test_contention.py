@@ -191,7 +191,7 @@ def test_max_min_rates_are_fair_and_leave_nothing(data):
     assert all(us <= cards[card] * (1 + 1e-9) for card, us in used.items())
     for rate, limit, names in zip(rates, limits, passed, strict=True):
         assert rate <= limit * (1 + 1e-9)
-        # Whoever has less than its link gives has a card that is full, on which nobody has more.
+        # A transfer below the rate of its link has a full card, on which no transfer is faster.
         if rate < limit * (1 - 1e-9):
             assert any(
                 all(rate >= other * (1 - 1e-9) for other, its in zip(rates, passed, strict=True) if card in its)

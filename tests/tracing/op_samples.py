@@ -26,7 +26,7 @@ from support.captures import run_action
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)
 MAX_ELEMENTS = 20_000
-# What an op says to values or shapes that it does not take; more are subclasses of these.
+# Errors of ops for values or shapes that they do not take; others are subclasses of these.
 _ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 
 

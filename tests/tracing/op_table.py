@@ -113,7 +113,7 @@ SAMPLES = [
 ]
 
 
-# What neither torch's samples nor plain arguments reach, and why nothing of a tensor gets past the modes there.
+# Ops that neither torch's samples nor plain arguments reach, and why no tensor bypasses the modes there.
 REASONS = {
     "makes or takes a sparse, nested or oneDNN tensor, which is refused": (
         *("coalesce", "embedding_sparse_backward", "nested_to_padded_tensor", "smm", "sspaddmm", "to_sparse_bsc"),

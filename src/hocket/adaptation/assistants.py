@@ -27,7 +27,7 @@ from hocket.adaptation.assistant_rules import RESOURCES, AssistantRules, Resourc
 from hocket.errors import InputError
 from hocket.ir import Timeline
 
-# How many ops of a device are tried, and on how many others.
+# Ops of a device that are tried, and devices that each is tried on.
 CANDIDATES = 16
 TAKERS = 3
 ROUNDING = 1e-9
@@ -106,7 +106,7 @@ def decide(shares: Sequence[DeviceShare], rules: AssistantRules, assignment: Seq
 
 
 def transfer_delay(shares: Sequence[DeviceShare], rules: AssistantRules, assignment: Sequence[int]) -> float:
-    """How many times as long as planned transfers take, so that the predicted step is the measured one.
+    """Factor on the planned time of transfers with which the predicted step equals the measured one.
 
     At least 1, which it also is where no transfer decides how long a step takes.
     """
@@ -244,7 +244,7 @@ def _best_move(
             takers = [d for d, share in enumerate(shares) if d != giver and share.of(resource) <= rules.theta]
             takers.sort(key=lambda device: (shares[device].of(resource) >= rules.gamma, loads_us[device], device))
             able = [unit for unit in _units_at(rules, now, giver, resource) if rules.unit_of[unit[0]] not in moved]
-            # What takes more than the giver has too much would only change the places.
+            # An op that takes longer than the giver's excess would only exchange the two devices.
             excess_us = (loads_us[giver] - min(loads_us)) or 1.0
             able.sort(key=lambda unit: (-_part(rules, unit, giver, slowdown, excess_us), unit[0]))
             for unit in able[:CANDIDATES]:

@@ -52,21 +52,21 @@ from hocket.tracing.float64 import Left, float64_step
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.sources import Entry
 
-# How many times eager's own distance a form may be away, and what it may be at least, in units in the last place.
+# The largest distance of a form over eager's own, and the distance that is always allowed, in units in the last place.
 MAX_RATIO = 4.0
 FLOOR_ULPS = 4.0
-# How far a compiled step in float64 may be from eager in float64, relative to the largest magnitude.
+# The largest distance of a compiled step in float64 from eager in float64, relative to the largest magnitude.
 WIDE_TOLERANCE = 1e-9
 # Samples after which a form that is not close yet is given up.
 MAX_SAMPLES = 6
-# What learning rates are multiplied by, sample after sample, and all other numbers of the optimizer.
+# Factors of learning rates, sample by sample, and of all other numbers of the optimizer.
 RATE_FACTORS = (2.0, 0.5, 4.0)
 OTHER_FACTOR = 0.9375
 # The share of the free memory that a step in float64 may take.
 MAX_FREE_SHARE = 0.5
 _LARGEST = 8
-# What a step in float64 may hold between two ops, of what the plain step holds beyond its parameters and state: an op
-# has its arguments and its results on top of it, and so has a plan what it keeps. Less than this is not worth a file.
+# The memory of a step in float64 between two ops, as a share of the plain step's beyond parameters and state. Arguments
+# and results of an op, and the values that a plan keeps, come on top. Less than the second is not worth a file.
 LIMIT_SHARE, LEAST_LIMIT_BYTES = 0.25, 4 * 2**20
 
 
@@ -144,7 +144,7 @@ class Closeness:
             groups.setdefault(each.group, []).append(each)
         usual = {group: median(each.relative for each in found) for group, found in groups.items()}
         scales = {group: median(each.scale for each in found) for group, found in groups.items()}
-        # A loss stands alone: what rounding does to it is told by the others.
+        # A loss is a single value: the other values show the size of rounding.
         usual["result"] = max(usual.values(), default=0.0)
 
         def ratio(one: Distance) -> float:
@@ -257,7 +257,7 @@ def _wide_problem(truth: Left, compiled: Left) -> str:
     scales: dict[str, list[float]] = {}
     for _, group, value, _ in _values(truth):
         scales.setdefault(group, []).append(_magnitude(value))
-    # What one form reads and the other does not (a constant of the trace) is left as it is by the other.
+    # A place that only one form reads (a constant of the trace) is not changed by the other.
     found = {source.name: source.get() for source, _ in truth.places}
     found |= {source.name: value for source, value in compiled.places}
     found |= {f"result {place}": value for place, value in enumerate(compiled.result)}
@@ -287,7 +287,7 @@ def _values(truth: Left) -> Iterator[tuple[str, str, Any, float]]:
 
 
 def _gaps(captured: Captured, truth: Left, result: Any) -> dict[str, float]:
-    """How far what is at the places now, and this result, are from the float64 step."""
+    """Distance of the values at the places, and of this result, from the float64 step."""
     found = {source.name: _gap(source.get(), value) for source, value in truth.each()}
     spec = captured.trace.result.spec
     own, *others = tree_unflatten(list(range(spec.num_leaves)), spec)

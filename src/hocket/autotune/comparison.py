@@ -25,7 +25,7 @@ from hocket.reporting import lower_quartile
 # Two moments of one machine, and a few steps and many, differ by this factor. Of 30 trainings that had the machine for
 # themselves 21 kept the interval of their comparison, and 29 one that is wider by as much at both ends.
 MOMENTS_DIFFER = 1.1
-# Of 55 trainings beside another one 41 kept an interval that is wider by a tenth, and 47 one that is wider by this.
+# 55 trainings ran beside another one: 41 kept an interval that was wider by a tenth, and 47 one that was wider by this.
 MOMENTS_DIFFER_BESIDE_OTHERS = 1.2
 MIN_ROUNDS = 3
 MAX_ROUNDS = 6
@@ -35,7 +35,7 @@ SETTLING_MS, MAX_SETTLING_STEPS = 100.0, 4
 # A contender slower than the fastest by this factor leaves after a round.
 HOPELESS = 1.4
 RESAMPLES = 200
-# Of `Turns`: rounds, and how many times as many there are at most where it is not clear.
+# Rounds of `Turns`, and the factor by which they grow at most while the result is not clear.
 NUM_ROUNDS = MAX_ATTEMPTS = 6
 # The challenger has to be faster by this: less is within what two runs of the same code differ by.
 MIN_SPEEDUP = 1.03
@@ -166,7 +166,7 @@ class Turns:
     """
 
     def __init__(self, incumbent: str, challenger: str, seed: str) -> None:
-        # Of the challenger over the incumbent, as a ratio of lower quartiles, and its interval.
+        # The speedup of the challenger over the incumbent, as a ratio of lower quartiles, and its interval.
         self.speedup = self.low = self.high = 1.0
         self._labels = (incumbent, challenger)
         self._seed = seed

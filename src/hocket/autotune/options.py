@@ -19,8 +19,7 @@ from hocket.tracing.state import Inventory
 
 log = logging.getLogger(__name__)
 
-# What a plan may compute: eager's bits, what another number of threads makes of them, or what is as close to the
-# float64 step.
+# The results that a plan may have: eager's bits, those of other numbers of threads, or results as close to float64.
 NUMERICS = ("bitwise", "rounding", "close")
 
 

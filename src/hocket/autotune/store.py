@@ -39,7 +39,7 @@ MAX_CORES_OF_OTHERS = 0.25
 # They set how long idle threads of OpenMP spin, and so who is faster.
 _SPINNING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 STATE_FORMAT = "hocket-decisions/1"
-# What all files of a folder may take together; those that were used longest ago go first.
+# The limit for all files of a folder together; the least recently used ones are removed first.
 MAX_FOLDER_BYTES = 64 * 2**20
 
 

@@ -93,8 +93,8 @@ class CpuBackend(Backend):
             return [(planner, {})]
         found: list[tuple[str, dict[str, Any]]] = [(name, {}) for name, maker in planners().items() if maker.automatic]
         if any(device.smt > 1 for device in cpu_devices(self.machine)):
-            # What sibling threads are worth is a published figure, not a measured one: the paper's plan with them is
-            # one more candidate.
+            # The gain of sibling threads is a published figure, not a measured one: the paper's plan with them is one
+            # more candidate.
             found.append(("concurrency", {"lookahead_ms": 0.0, "halves": True}))
         # One narrow lane: no simulation sees what threads cost each other.
         return [*found, ("serial", {"width": 1})]

@@ -6,7 +6,7 @@ from hocket.checking.core_exclusivity import check_core_exclusivity
 from hocket.errors import InputError, PlanError
 from hocket.ir import Device, Graph, Lane, Machine, Plan, check_ops, execution_order, names_threads, waits_of
 
-# What computes has no business on a connection; "other" may be anything.
+# Only these kinds may be on a connection; "other" may be anything.
 _TRANSFERS = ("recv", "send", "other")
 
 

@@ -26,7 +26,7 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _C_LIBRARY = ctypes.CDLL(None)
 _POLL_S = 0.05
 _TIMEOUT_S = 60.0
-# How long the other ranks may take to say how they end, once one has failed.
+# The time for the other ranks to report their end, after one has failed.
 _GRACE_S = 2.0
 
 

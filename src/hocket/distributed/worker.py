@@ -20,7 +20,7 @@ from hocket.execution import EXECUTORS
 from hocket.planning import Bounds, bounds
 from hocket.planning.transfers import ORDERS
 
-# How often rank 0 looks for rejoining workers: a query of the store, which a short step would notice.
+# The interval in which rank 0 looks for rejoining workers: each query of the store takes time of a step.
 LOOK_EVERY_S = 0.1
 
 

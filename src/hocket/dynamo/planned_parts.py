@@ -33,9 +33,9 @@ MAX_IDLE = 10
 _CONFIG: Any = torch._dynamo.config
 # Where torch's own compiler says that it has given up a function.
 _CONVERTING = logging.getLogger("torch._dynamo.convert_frame")
-# How Dynamo compiles here. It gives up what it cannot compile, looks for hooks, takes no op apart, numpy not for torch,
-# and an assertion not for an op: that would have other bits, or raise something else, than the forward as it stands. A
-# number that a forward counts is no reason to compile it again.
+# Dynamo's settings: it gives up what it cannot compile, respects hooks, decomposes no op, and translates neither numpy
+# nor assertions to ops, which would give other bits or errors than the forward itself. A number that a forward counts
+# is no reason to compile it again.
 _SETTINGS = {
     "allow_unspec_int_on_nn_module": True,
     "suppress_errors": True,
@@ -44,7 +44,7 @@ _SETTINGS = {
     "trace_numpy": False,
     "rewrite_assert_with_torch_assert": False,
 }
-# What Dynamo writes on the parameters that it meets. Pickles of a parameter would hold it.
+# The attribute that Dynamo sets on parameters. Pickles of a parameter would contain it.
 _MARK = "_dynamo_static_input_type"
 _NONE = object()
 _Exchange = tuple[dict[str, Any], str, Any]

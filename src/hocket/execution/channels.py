@@ -81,7 +81,7 @@ class ChannelOps:
         self._arrived = dict.fromkeys(self._channels, 0)
         self._times: dict[tuple[str, int], list[int]] = {}
         self.failure: BaseException | None = None
-        # Of a value received into memory that outlives the step, all that must be over before the next one comes.
+        # Ops that must complete before the next value is received into memory that outlives the step.
         touching: dict[str, list[str]] = {}
         for before, after in captured.graph.carried:
             touching.setdefault(after, []).append(before)

@@ -170,7 +170,7 @@ class ThreadLanes(Executor):
             for op in lane.ops
             for before in self._channel_ops.gates(op) or ()
         ]
-        # Who waits for an arrival has to have had it before the next one may come.
+        # All waiting ops must have received an arrival before the next one may come.
         self._gates += [
             (after, before) for before, after in self._locks if self._channel_ops.gates(before.name) is not None
         ]
@@ -282,7 +282,7 @@ class ThreadLanes(Executor):
         finished: list[int] = []
         for queue in self._queues:
             queue.put((self, frame, finished))
-        # Who has finished stands in the list; the queue only wakes. An interrupt may swallow what it brought.
+        # The list holds the finished workers; the queue only wakes, since an interrupt may lose an item of it.
         while len(finished) < len(self._queues):
             try:
                 self._done.get()

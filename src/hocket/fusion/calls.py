@@ -142,7 +142,7 @@ class Calls:
         """The forms in which to capture a step, fastest first: "rule", and "loop" if lanes may win back its lag."""
         if self.settings.backend != "auto" or self.store.seeds is not None:
             return ("rule",)
-        # How many times the fastest, in the choice where it fared best.
+        # Its time over the fastest one's, in its best choice.
         behind: dict[str, float] = {}
         for choice in self.choices:
             for plan, times in choice.behind().items():

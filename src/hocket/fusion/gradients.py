@@ -73,7 +73,7 @@ class Parts:
     def lie_as(self, wholes: Mapping[str, Tensor]) -> bool:
         """True if what was made last lies where these tensors do, though others of them may train."""
         now = list(wholes.values())
-        # What is kept holds on to its memory: another tensor in the same place has another address.
+        # A kept tensor keeps its memory: another tensor in its place has another address.
         return (
             bool(self._parts) and list(map(Tensor.data_ptr, now)) == self._places and all(map(is_, now, self._wholes))
         )

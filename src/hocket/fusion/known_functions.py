@@ -22,10 +22,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from hocket.errors import InputError
 
-# How far a forward looks at its tensors, apart from rank, type and device.
+# The properties of its tensors that a forward reads, besides rank, type and device.
 NOTHING, SHAPE, LAYOUT = range(3)
 
-# What these give is known without values, and so is what functions without tensors among their arguments give.
+# The results of these are known without values, as are those of functions without tensors among their arguments.
 KNOWN = dict.fromkeys(
     (
         "dim", "ndimension", "is_floating_point", "is_complex", "is_signed", "is_tensor", "element_size", "get_device",
@@ -45,9 +45,9 @@ KNOWN_ATTRIBUTES = dict.fromkeys(
 )  # fmt: skip
 KNOWN_ATTRIBUTES |= dict.fromkeys(("shape", "nbytes"), SHAPE)
 VIEWS = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))  # attributes that are tensors
-# What gives the memory of a tensor to code that torch does not see.
+# These give the memory of a tensor to code that torch does not see.
 SHARING = frozenset(("numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage", "_typed_storage"))
-# How many tensors these give depends on shapes.
+# The number of tensors that these return depends on shapes.
 AS_MANY = frozenset(["unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "meshgrid"])
 # The shapes of what these give depend on values.
 SHAPED_BY_VALUES = frozenset(

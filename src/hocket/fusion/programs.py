@@ -300,7 +300,7 @@ class Programs:
             with unwatched():
                 return FusedProgram(self._store, self._settings, merged(graphs))
         except InputError as error:
-            # What the first model has put into a cache the others may have found there.
+            # The other models may have read a cache that the first one has filled.
             return Unfused(f"{error}{self._hint()}", is_final=False)
         except CANNOT as error:
             return Unfused(str(error))

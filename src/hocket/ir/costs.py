@@ -108,7 +108,7 @@ class Costs:
         return result
 
     def lookup(self, op: str, *, width: int = 1, device: str = "") -> Duration:
-        """How long `op` takes at `width` threads on `device`, and how that is known.
+        """Duration of `op` at `width` threads on `device`, and its origin.
 
         Raises:
             InputError: there is no duration for `op` that applies to this width and device.

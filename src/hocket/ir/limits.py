@@ -76,7 +76,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
         else:
             continue
         for place in places:
-            # A container may see the root of its own groups alone, and be told the path of the host.
+            # A container may see the root of its own groups alone, and get the path of the host.
             inner = place / group.lstrip("/")
             inner = inner if inner.is_dir() and ".." not in inner.parts else place
             yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(place))

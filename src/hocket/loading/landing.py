@@ -45,7 +45,7 @@ class Landing:
         if tensor.dtype == self._dtype and tensor.device.type == "cpu" and self._is_flat and not tensor.is_neg():
             self._own = bytes_of(tensor)
         elif tensor.is_cuda:
-            # What filled this memory before (a random start) may still be queued.
+            # The kernel that filled this memory before (a random start) may still be queued.
             self._stream = torch.cuda.Stream(tensor.device)
             self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
 

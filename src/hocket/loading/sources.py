@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from hocket.errors import FormatError, InputError
 from hocket.ir._fields import shortened
 
-# What is skipped of a stream, or read of a file object that fills no memory, is read in pieces of this size.
+# The size of reads that skip bytes of a stream, or that read a file object which cannot fill memory.
 PIECE_BYTES = 1 << 20
 
 

@@ -1,4 +1,4 @@
-"""How long each op of a captured step takes, measured where possible and estimated elsewhere."""
+"""Durations of the ops of a captured step, measured where possible and estimated elsewhere."""
 
 from __future__ import annotations
 

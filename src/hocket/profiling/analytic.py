@@ -17,7 +17,7 @@ from hocket.ir import Costs, Graph, Machine
 
 # Dispatching one op from Python, by the order of magnitude.
 _OP_US = 3.0
-# Of a product and of a copy, whose median counts.
+# Runs of a product and of a copy, of which the median is taken.
 RUNS = 5
 
 

@@ -42,7 +42,7 @@ _NEVER = (
 )  # fmt: skip
 # Attributes that hold objects of C beside what a step reads, by class and name.
 _OUT_OF_SIGHT = (("BatchEncoding", "_encodings"),)
-# Methods of these classes that do not look at them; indexing by a number does, and is not told apart.
+# Methods of these classes that read no values. Indexing by a number does read them, and is among these.
 _INNOCENT = frozenset(
     (
         "__init__", "__getitem__", "__getattr__", "__contains__", "__len__", "__iter__", "keys", "values", "items",

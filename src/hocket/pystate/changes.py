@@ -21,7 +21,7 @@ from hocket.pystate.places import (
 )
 from hocket.pystate.walk import Reachable
 
-# How many findings a message names.
+# Findings that a message names.
 MAX_NAMED = 5
 # Groups of which a walk notes one value that stands for all.
 _TOKENS = frozenset(("state", "set", "buffer", "setting"))

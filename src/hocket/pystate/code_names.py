@@ -17,7 +17,7 @@ from hocket.pystate import bytecode, settings
 from hocket.pystate.origins import OURS, origin, user_line
 from hocket.pystate.strict import is_strict, reads_text_by, strict_names
 
-# What records and walks is no part of the step.
+# The code that records and walks is no part of the step.
 LOOKING_ON = tuple(OURS + name + os.sep for name in ("tracing", "pystate"))
 # Python takes plain numbers from them.
 _CONVERSIONS = frozenset(("__float__", "__int__", "__index__", "__complex__", "__hash__"))

@@ -60,7 +60,7 @@ _INPUT = frozenset(("open", "input", "open_code"))
 _STREAMING = frozenset(
     ("write", "writelines", "flush", "truncate", "read", "readline", "readlines", "readinto", "__next__")
 )
-# What these say of the time and the place is no business of the step; nor is where a module was found.
+# Time and place in these modules do not concern the step, nor does the path of a module.
 _QUIET = ("linecache.py", "warnings.py", "threading.py", os.path.join("logging", "__init__.py"))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from hocket.pystate.places import ABSENT, are_like, is_a, kind_of, same
 
-# How a value is compared; the numbers are those of native/guarded.h.
+# Ways to compare a value, with the numbers of native/guarded.h.
 IDENTITY, EQUAL, NUMBER, TENSOR, TREE, NONE_THERE, TREE_OF_NUMBERS = range(7)
 
 

@@ -1,4 +1,4 @@
-"""How Python objects are laid out: which C memory, slots and dicts an instance has, and whose its class is."""
+"""Layout of Python objects: C memory, slots and dicts of an instance, and the owner of its class."""
 
 from __future__ import annotations
 

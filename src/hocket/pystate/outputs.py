@@ -39,8 +39,8 @@ _OF_THE_MOMENT = frozenset(("exc_info", "stack_info", "stacklevel"))
 # A field of ``"%5d" % number``, with its kind. Some kinds raise unless they get a whole number, or one that can be one.
 _FIELD = re.compile(r"%(?:\(.*?\))?[-#0 +]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?[hlL]?(.)", re.DOTALL)
 _OF_KIND = {**dict.fromkeys("sra", ""), **dict.fromkeys("diouxXc", _WHOLE)}  # else a number
-# What computes nothing but its result is called of numbers that are late when they are known. Beside it, by name, what
-# checks or converts a number before.
+# Functions without side effects, which are called once their late numbers are known. The values name functions that
+# check or convert a number before.
 _PURE: dict[Any, str] = {
     **dict.fromkeys((str, repr, abs, min, max, json.dumps), ""),
     **dict.fromkeys((float, bool, format, math.isnan, math.isfinite, math.isinf), _NUMBER),

@@ -23,7 +23,7 @@ HOOK_TABLES = frozenset(
 _MODULE_SLOTS = HOOK_TABLES | {
     "training", "_parameters", "_buffers", "_modules", "_is_full_backward_hook", "_hocket_version",
 }  # fmt: skip
-# What a module keeps for saving and loading.
+# Attributes of a module for saving and loading.
 _MODULE_SKIPPED = frozenset(
     (
         "_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",

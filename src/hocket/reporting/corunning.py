@@ -1,4 +1,4 @@
-"""How many ops run at once, from event to event: Figure 4 of Liu et al. (IPDPS 2019, section IV-B).
+"""Number of ops that run at once, from event to event: Figure 4 of Liu et al. (IPDPS 2019, section IV-B).
 
 An event is the start or the end of an op, and the number at an event includes that op. So a step on one lane shows as 1
 throughout, and idle time does not show::

@@ -39,7 +39,7 @@ from hocket.search.training import Training
 
 log = logging.getLogger(__name__)
 
-# What planning a step costs, in seconds and in steps, and which part of a step's time it saves where it does well.
+# The cost of planning a step, in seconds and in steps, and the share of a step's time that a good plan takes.
 PLANNING_S, PLANNING_STEPS, PLANNED_SHARE = 2.0, 100, 0.5
 SHORT_STEPS = 500  # in fewer, timing several plans for a step of small models does not pay itself back
 SMALL_BYTES = 2**23  # of a slot
@@ -76,7 +76,7 @@ class FusedTrainer(EpochTrainer):
         first = trainings[0]
         self.setup = first
         self._loss, self._batches = first.loss, first.batches
-        # What those to come are compared with, also when the first trial is over.
+        # Later trials are compared with this one, also after the first trial has ended.
         self._leader = Run(runs[0].number, runs[0].params, seed, training=first, signature=runs[0].signature)
         for run in runs:
             self._check(run)

@@ -24,7 +24,7 @@ from hocket.search.run import EpochResult, Run
 from hocket.search.split import Train
 from hocket.search.trainer import SerialTrainer, Trainer
 
-# How long a process may take to end that has closed its pipe.
+# The time for a process to end after it has closed its pipe.
 END_S = 5.0
 
 

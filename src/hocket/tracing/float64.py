@@ -42,7 +42,7 @@ SHARED = "two tensors of the step share memory, and one of them is written"
 
 # Freed memory is given back each time this much was allocated, and as often where less may be held.
 MAX_UNTRIMMED_BYTES = 32 * 2**20
-# What the columns of some images may be together.
+# The limit for the columns of some images together.
 MAX_COLUMNS_BYTES = 16 * 2**20
 
 
@@ -206,7 +206,8 @@ def _backward(gradient: Any, x: Any, weight: Any, *options: Any) -> Any:
     return images, *sums
 
 
-# What computes an op some images at a time, with its arguments, result and layout. Sums over images have another order.
+# Functions that compute an op for some images at a time, with the op's arguments, result and layout. Sums over images
+# have another order.
 IN_PARTS: dict[Any, Callable[..., Any]] = {
     _aten.convolution.default: _forward,
     _aten.convolution_backward.default: _backward,
@@ -218,7 +219,7 @@ def _parts(x: torch.Tensor, weight: torch.Tensor) -> list[tuple[int, int]]:
     num_images = len(x) if x.dim() == weight.dim() else 1
     if x.dtype is not torch.float64 or num_images < 2:
         return [(0, len(x))]
-    # Of a strided convolution the columns are fewer, of a transposed one as many as its input has places.
+    # A strided convolution has fewer columns, a transposed one as many as its input has places.
     columns_bytes = x.element_size() * math.prod(weight.shape[2:]) * x[0].numel()
     size = max(1, MAX_COLUMNS_BYTES // max(1, columns_bytes))
     return [(begin, min(size, num_images - begin)) for begin in range(0, num_images, size)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-# What an op says that raises because a step takes another branch (see `hocket.tracing.recording.outcomes`).
+# The error of an op that raises because a step takes another branch (see `hocket.tracing.recording.outcomes`).
 OTHER_BRANCH = "the step branches on data, otherwise than when it was recorded,"
 
 _NAMES = """
@@ -28,7 +28,7 @@ _NAMES = """
     cholesky cholesky_inverse cholesky_solve inverse logdet slogdet det lu_unpack
 """
 _CHECK_VALUES = frozenset(_NAMES.split())
-# Of linalg's, these take any values: each clipping computes norms.
+# Ops of linalg that take any values: each clipping computes norms.
 _NEVER_RAISE = frozenset(("linalg_vector_norm", "linalg_cross"))
 
 

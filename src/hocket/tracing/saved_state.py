@@ -14,7 +14,7 @@ from hocket.pystate.places import as_it_stands
 from hocket.tracing.sources import Gradient
 from hocket.tracing.state import Inventory
 
-# What torch answers where elements of a tensor share memory.
+# torch's answer for a tensor whose elements share memory.
 OVERLAPS = 1
 # Kernels may compute other bits where memory is aligned otherwise.
 _ALIGNED_BYTES = 64
@@ -125,7 +125,7 @@ class Saved:
         self._numbers = [(entry, as_it_stands(entry.get(), made)) for entry in (*places.numbers, *places.plain)]
         parts = [entry for entry in (*places.tensors, *places.numbers) if entry.path]
         self._containers = [(entry.table, entry.key, entry.whole()) for entry in parts]
-        # What a step writes is often at a place, too: once is enough, and a copy of the momenta is not small.
+        # A written tensor is often at a place, too. It is copied once, since a copy of the momenta is large.
         known = {id(tensor) for _, tensor, _ in (*self._entries, *self._gradients)}
         self._further = [(tensor, tensor.detach().clone()) for tensor in further if id(tensor) not in known]
         self.lists = [(each, each.content()) for each in lists]

@@ -42,7 +42,7 @@ def signature_of(places: Inventory, batch: Any, live_leaves: Collection[int] = (
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     looks = _looks(places)
     shapes = tuple([_described(tensor, looks) for tensor in tensors])
-    # 1, 1.0 and True are equal but do not compute the same; of what is not plain only the type can be told.
+    # 1, 1.0 and True are equal but do not compute the same; other values are described by their type only.
     others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
     values = tuple(
         [

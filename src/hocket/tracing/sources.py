@@ -60,7 +60,7 @@ class ValueOf:
         self.place.set(value)
 
 
-# What a batch may hold besides tensors: a graph stands for batches with the same such values in the same places.
+# Types of a batch besides tensors: a graph is for batches with the same values of these types in the same places.
 PLAIN = (
     *(int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size, np.number, np.bool_),
 )

@@ -102,7 +102,7 @@ class Inventory:
         """Add places outside of models and optimizers, by their elements where these hold tensors or numbers."""
         known = {id(entry.get()): entry for entry in (*self.parameters, *self.tensors)}
         inner = {id(container) for each in self.further for container in containers_in(each.get())}
-        # Of a tuple that the step makes anew, all parts are of one table.
+        # All parts of a tuple that the step makes anew are in one table.
         self.numbers[:] = [entry for entry in self.numbers if not (entry.path and id(entry.whole()) in inner)]
         for each in self.further:
             if id(each.owner) in inner:

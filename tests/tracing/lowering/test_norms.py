@@ -58,7 +58,7 @@ def read_between(net: Net, x: torch.Tensor) -> torch.Tensor:
     return F.relu(y + net.second(x)) * total
 
 
-# What is between the first convolution and the mean, and which kernels are left beside the norms.
+# Layers between the first convolution and the mean, and the kernels that are left beside the norms.
 NETS: dict[str, tuple[Callable[..., torch.Tensor], dict[str, int]]] = {
     "plain": (lambda net, x: net.norm2(net.second(net.norm1(x))), {}),
     "relus": (lambda net, x: F.relu_(net.norm2(net.second(F.relu(net.norm1(x))))), {}),

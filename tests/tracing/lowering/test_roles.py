@@ -91,7 +91,7 @@ def test_the_ops_of_a_perceptron():
         ("2/mm.2", "activation_grad", "2"),
         ("1/threshold_backward", "activation_grad", "1"),
     ]
-    # Nobody asks for the gradient of the images, so the first layer has none.
+    # The gradient of the images is not needed, so the first layer has none.
     assert described(found, "weight_grad") == [("2/mm.1", "weight_grad", "2"), ("0/mm", "weight_grad", "0")]
     assert described(found, "bias_grad") == [("0/sum", "bias_grad", "0")]
     assert described(found, "update") == [

@@ -277,7 +277,7 @@ def on_a_batch_that_the_step_writes(model, batch):
 
 
 OPTIMIZERS: list[torch.optim.Optimizer] = []
-# What the step branches on.
+# Conditions of the step's branch.
 IMPURE = {
     "a buffer": lambda model, batch: (batch["mask"] < model.limit).any(),
     "a parameter": lambda model, batch: model[0].weight.sum() > 0,

@@ -19,7 +19,7 @@ from support.refusals import fails
 from tracing.op_samples import composite_ops, op_db, ops_called_by, outcomes, samples_by_schema, samples_of
 from tracing.op_table import REASONS, SAMPLES
 
-# What these return follows from the shape, type, device or place in the autograd graph of a tensor.
+# Results of these follow from the shape, type, device or place in the autograd graph of a tensor.
 ABOUT_THE_TENSOR = {
     *("_dimI", "_dimV", "_fused_sdp_choice", "_has_same_storage_numel", "_nested_get_ragged_idx", "dense_dim"),
     *("is_coalesced", "is_pinned", "is_same_size", "is_set_to", "q_per_channel_axis", "qscheme", "sparse_dim"),
@@ -96,7 +96,7 @@ def test_a_function_that_reads_in_c_is_refused(name):
         return function(model.at)
 
     fails(CaptureError, r"test_data_reads\.py:\d+ depends on values", capture, step, model, None, [])
-    # Of the batch they are guards.
+    # For the batch they are guards.
     captured = capture(lambda batch: function(batch[0]), None, None, [model.at])
     assert captured.holds([torch.tensor([3, 2, 1])])
     assert not captured.holds([torch.tensor([2, 2, 1])])

@@ -19,7 +19,7 @@ from hocket.tracing.scalars.late import LateTape
 from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape
 
-# What takes the value away: each of them for a float and a whole number alike.
+# Exits of a value, each for a float and for a whole number.
 EXITS = {
     "float": float,
     "complex": complex,

@@ -86,7 +86,7 @@ def counting(asks: Any, make_marks: Any, states: list[Any]) -> Callable[[], Prog
     return make
 
 
-# How the step asks, what makes the marks, and whether the question is followed.
+# The expression in the step, the source of the marks, and true if the expression is followed.
 LOOKUPS = {
     "a set": (by_attribute, lambda: {30, 60}, True),
     "a dict": (by_attribute, lambda: {30: "a", 60: "b"}, True),

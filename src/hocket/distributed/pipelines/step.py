@@ -23,7 +23,7 @@ from hocket.errors import InputError
 from hocket.job import Job
 from hocket.pystate.origins import user_line
 
-# How far a gradient may be from eager's, as a share of the parameter's largest.
+# The largest distance of a gradient from eager's, as a share of the parameter's largest gradient.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 # Another way to run a step on several ranks, which takes any step that can be captured.
 BY_OPS = "divide the step by its ops (hocket partition, then hocket run --partition)"

@@ -23,7 +23,7 @@ from hocket.tracing.captured import Captured
 
 _Frees: TypeAlias = "tuple[list[int], list[tuple[int, int]]]"
 
-# How long the interpreter's end waits for a channel that does not return from `begin`.
+# The time that the interpreter's exit waits for a channel that does not return from `begin`.
 EXIT_S = 5.0
 
 

@@ -221,7 +221,7 @@ class NativeLanes(Executor):
                 counted.setdefault(user, []).append((counter[slot], slot))
         awaited = {before for waited in (*sync.waits.values(), *asleep.values()) for before in waited}
         awaited |= self._channels.awaited(sync)
-        # Whoever reads a view of an input waits for the prologue, on whatever worker it is.
+        # An action that reads a view of an input waits for the prologue, on any worker.
         words = {name: number + 1 for number, name in enumerate(sorted(awaited))}
         commands: list[tuple[str, tuple[Any, ...]]] = []
         early = set(program.prologue.fills)

@@ -72,7 +72,7 @@ def workers_of(graph: Graph, plan: Plan, sync: Synchronisation, usual_width: int
 
 def _worker(group: Sequence[Lane], sync: Synchronisation) -> Worker:
     lane_of = {op: lane for lane in group for op in lane.ops}
-    # What comes before has the smaller sum of clocks: an order that all workers agree on, so there is no circular wait.
+    # Predecessors have the smaller sum of clocks: all workers use this order, so there is no circular wait.
     ops = sorted(lane_of, key=lambda op: (sum(sync.clocks[op]), sync.place[op]))
     return Worker(tuple(ops), tuple(lane_of[op] for op in ops))
 

@@ -64,7 +64,7 @@ class GraphedLanes(StreamLanes):
             slot
             for slot, source in captured.inputs
             if slot in tensors and self.device.owns(tensors[slot])
-            # What is written in place keeps its address, and must not be a copy.
+            # A tensor that is written in place keeps its address, and must not be a copy.
             if type(source) is BatchLeaf or bound.get(source, slot) != slot
         }
         self._copied.update(self._leaves_before)

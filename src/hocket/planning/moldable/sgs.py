@@ -40,7 +40,7 @@ from heapq import heapify, heappop, heappush
 
 from hocket.planning.moldable.instance import Instance, Placement
 
-# How many ready ops that do not fit are passed over at one instant.
+# Ready ops that do not fit are passed over, at most this number at one instant.
 BACKFILL = 16
 
 

@@ -20,7 +20,7 @@ from hocket.errors import CaptureError
 from hocket.ir.limits import usable_cpus
 from hocket.tracing.compiling.wrapper import WrittenKernel
 
-# Of Inductor's flags those that say nothing about what is computed.
+# Flags of Inductor that do not change results.
 _USELESS = ("Wall", "pedantic", "g1", "shared")
 _INCLUDE = re.compile(r"^\s*#include .*$", re.MULTILINE)
 _ENTRY = re.compile(r'extern "C"\s+(?:__declspec\(dllexport\)\s+)?void\s+kernel\(')
@@ -40,7 +40,7 @@ def compile_kernels(file: Path, kernels: Mapping[str, WrittenKernel], threads: i
     compiler, flags = _compiler(with_vectors=is_timed)
     if not is_timed:
         flags.append("-Og")  # the last one counts; less is not inlined, and a step takes longer than is saved
-    # What a header defines is each library's own: one that shares it is never unloaded.
+    # Each library has its own definitions from headers: a library that shares them is never unloaded.
     flags.append("-fvisibility=hidden")
     commands, made = [], []
     for number, part in enumerate(_parts([text for text, _ in texts], usable_cpus() if is_timed else 1)):

@@ -76,7 +76,7 @@ class _FormTrace:
         values, inputs = self.listing.values, self.request.inputs
         places = {slot: value for value, slot in enumerate(inputs)}
         memory: dict[int, int] = {}  # of inputs that share it: the first one's
-        # What the step does not use has memory of its own, behind that of all values.
+        # Unused inputs have separate memory, behind that of all values.
         for number, (old, source) in enumerate(self.captured.trace.sources.items()):
             slot = self.captured.lowered.slot_of[old]
             node = self.graph.placeholder(f"given{number}")

@@ -23,9 +23,9 @@ from hocket.tracing.compiling.request import request_of
 
 log = logging.getLogger(__name__)
 
-# What all compiled steps of a folder may be together.
+# The limits of all compiled steps of a folder together.
 MAX_KEPT, MAX_KEPT_BYTES = 64, 256 * 2**20
-# What is not whole after so long was left by a process that was ended.
+# An incomplete entry of this age was left by a process that has ended.
 MAX_SCRATCH_S = 3600.0
 
 

@@ -224,7 +224,7 @@ def _times(value: Any, factor: Any) -> Any:
     return value if isinstance(factor, (int, float)) and factor == 1 else value * factor
 
 
-# What an op computes, written so that each of its numbers may be a tensor.
+# The computation of each op, written so that each of its numbers may be a tensor.
 _RULES: dict[str, Callable[..., torch.Tensor]] = {
     "add": lambda x, y, alpha=1: x + _times(y, alpha),
     "sub": lambda x, y, alpha=1: x - _times(y, alpha),

@@ -61,7 +61,7 @@ _OPTIONS: dict[str, Any] = {
     "memory_planning": False,
     "reorder_for_peak_memory": False,
     "size_asserts": False,
-    # What the processor has is used without compiling a program to see whether the compiler knows it.
+    # Use the processor's instruction set without compiling a program that tests the compiler for it.
     "cpp.vec_isa_ok": True,
     # It writes a product and an addition as one op, and forgets a factor of it; products are captured as they are.
     "pattern_matcher": False,

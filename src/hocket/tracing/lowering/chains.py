@@ -29,13 +29,13 @@ OPS = (
     *("mul_number", "mul", "add_number", "add", "lerp", "addcmul", "addcdiv", "div_number", "div", "neg", "sqrt"),
     *("add_fused", "lerp_fused", "addcmul_fused"),
 )
-# Of parameters, for a call of its own: some 10 us of work.
+# Size of parameters for a separate call: some 10 us of work.
 MIN_BYTES = 128 << 10
-# What each op is tried on: with vectors and what is left behind them, and either side of where `lerp` changes.
+# Sizes and numbers that each op is tried with: full and partial vectors, and both branches of `lerp`.
 SIZES, NUMBERS = (1, 7, 16, 53, 700), (1.0, 0.1, 0.9, 0.5, -0.001, 3.7)
 # Values between the instructions of one parameter.
 MAX_MADE = 8
-# What an op computes, of up to three tensors and a number: the ways to compute it, and torch's own.
+# For each op of up to three tensors and a number: the ways to compute it, and torch's own.
 _WAYS: dict[str, tuple[tuple[str, ...], Callable[..., torch.Tensor]]] = {
     "mul_number": (("mul_number",), lambda a, b, c, s: a * s),
     "mul": (("mul",), lambda a, b, c, s: a * b),

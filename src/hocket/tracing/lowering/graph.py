@@ -106,7 +106,7 @@ def _carried(
             readers.setdefault(slot, []).append(position)
     replaced: dict[Any, fx.Node | None] = {**trace.rebound, **trace.gradients}
     for source, node in replaced.items():
-        # What was made in this step is what the next one finds at that place.
+        # The next step finds the tensor of this step at that place.
         if node is not None and source in slot_of and slots.of[node] in maker:
             made = maker[slots.of[node]]
             pairs += [(made, reader) for reader in readers.get(slot_of[source], ())]

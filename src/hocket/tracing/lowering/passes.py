@@ -15,7 +15,7 @@ from hocket.tracing.recording.exits import READ, WRITE
 
 # Updates of many parameters by one call, each by itself.
 _FUSED_UPDATES = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")
-# Of parameters, for a call of its own: some 10 us of work.
+# Size of parameters for a separate call: some 10 us of work.
 _MIN_UPDATE_BYTES = 128 << 10
 
 # The gradients that `aten.convolution_backward` computes at once, by its output mask. Split they are three ops.

@@ -73,7 +73,7 @@ def _parameter_gradients(
             readers.setdefault(slot, []).append(position)
     result: dict[int, set[str]] = {}
     waiting = [(maker[slot], owner) for slot, owner in gradients.items() if slot in maker]
-    # What is added to a gradient in place makes no new value: seen from the end, it comes before what it adds to.
+    # An addition to a gradient in place makes no new value: from the end, it comes before the value that it changes.
     for position, piece in enumerate(pieces):
         waiting += [(position, gradients[s]) for s in _reads(piece) if s in gradients and root[s] in piece.note.writes]
     while waiting:

@@ -34,7 +34,7 @@ from hocket.tracing.scalars.plain import replace_by_plain
 _FLOATS = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 # Functions that read an array without asking its class.
 _READING = ("array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray", "frombuffer")
-# What may be asked of an array without looking at its elements.
+# Attributes of an array that do not depend on its elements.
 _FREE = frozenset(
     (
         "shape", "dtype", "ndim", "size", "nbytes", "itemsize", "strides", "flags", "__class__", "__dict__",

@@ -29,7 +29,7 @@ from hocket.tracing.program import Action, Call, Slot, compile_action, leaves_in
 from hocket.tracing.recording.op_arguments import Note
 from hocket.tracing.sources import BatchLeaf, Constant
 
-# How a number that the step spells out becomes a tensor, and how an array of numpy does.
+# The ops that make a tensor of a literal number, and of a numpy array.
 LIFTING = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
 
 
@@ -150,7 +150,7 @@ class BatchReads:
             if is_needed:
                 needed.append(event)
                 roots |= reads
-                # What is taken of several results is made along with them.
+                # An item of several results is made along with them.
                 read.update(given, (each.all_input_nodes[0] for each in given if each.target is operator.getitem))
         return _compiled(needed[::-1], read, sources)
 

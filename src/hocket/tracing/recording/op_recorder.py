@@ -210,7 +210,7 @@ class OpRecorder(TorchDispatchMode):
             for tensor in tensors_in(list(written_arguments(func, args, kwargs))):
                 self._save(tensor)
             return func(*args, **kwargs)
-        # What is done with tensors here is not for the mode that looks at torch functions.
+        # Operations on tensors here are hidden from the mode that sees torch functions.
         with torch._C.DisableTorchFunction():
             if reads_value(func):
                 return self.read(func, args, kwargs)

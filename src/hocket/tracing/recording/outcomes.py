@@ -41,7 +41,7 @@ from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.sources import BatchLeaf, Gradient
 from hocket.tracing.standing import value_now
 
-# What is kept in each step before a check, at the most.
+# The limit for the values that are kept in each step before a check.
 MAX_KEPT_BYTES = 2**20
 # Whole numbers up to here are floats.
 _MAX_WHOLE = 2**53

@@ -168,7 +168,7 @@ def plain_tree(value: Any, plain: Callable[[Any], Any] | None = None) -> Any:
     return value
 
 
-# What stands beside a number by mistake, or repeats itself by it.
+# Types that raise beside a number, or that a number repeats.
 _NO_NUMBERS = (type(None), str, bytes, bytearray, list, tuple, dict, set, frozenset)
 _ORDERS = (operator.lt, operator.le, operator.gt, operator.ge)
 _PREDICATES = {np.isfinite: math.isfinite, np.isnan: math.isnan, np.isinf: math.isinf}
@@ -249,7 +249,7 @@ def _clipped(self: Any, low: Any = None, high: Any = None, out: Any = None) -> A
     return np.clip(self.tape.settle(self), low, high, out)
 
 
-# How numbers compute, and ask their tape about everything else.
+# The arithmetic of numbers. All other questions go to their tape.
 METHODS: dict[str, Any] = {}
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
     METHODS[f"__{_name}__"], METHODS[f"__r{_name}__"] = _binary(getattr(operator, _name))

@@ -254,7 +254,7 @@ def _compiled(tape: Tape) -> _Evaluate:
         names[f"g{position}"] = outcome
         body.append(f"if n{index} != g{position}: return None")
     body.append(f"return [{', '.join(f'n{number}' for number in range(len(tape.entries)))}]")
-    # What cannot be computed may be what a guard keeps from being computed: 1 / x, if x != 0.
+    # An error may be one that a guard prevents: 1 / x, if x != 0.
     text = "def run(x):\n  try:\n" + "".join(f"    {line}\n" for line in body)
     text += "  except (ArithmeticError, LookupError, ValueError): return None\n"
     exec(compile(text, "<hocket tape>", "exec"), names)

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-// What callers hand over; arrays are theirs.
+// The input of a call. The caller owns the arrays.
 extern "C" struct hocket_problem {
   int n, k, nets, arcs;
   const int *xpins, *pins;
@@ -31,7 +31,7 @@ struct Arc {
   auto operator<=>(const Arc&) const = default;
 };
 
-// What does not change while nodes are joined.
+// Limits and objective, which stay the same while nodes are joined.
 struct Limits {
   int k = 1;
   Objective objective = Objective::kCut;
@@ -73,7 +73,7 @@ struct Hypergraph {
   }
 };
 
-// The hypergraph in which nodes of one `label` (0 to count - 1) are one; nets of the same pins are one, too.
+// The hypergraph that joins nodes of one `label` (0 to count - 1) into one, and nets with the same pins.
 inline Hypergraph contracted(const Hypergraph& fine, const std::vector<int>& label, int count) {
   Hypergraph coarse;
   coarse.n = count;
@@ -120,7 +120,7 @@ inline Hypergraph contracted(const Hypergraph& fine, const std::vector<int>& lab
   return coarse;
 }
 
-// Some nodes of a hypergraph, in the order of `kept`, with k parts to place them in; the time on each is not known.
+// A part of a hypergraph: the nodes of `kept`, in this order, for k parts. Times on the parts are not known.
 inline Hypergraph restricted(const Hypergraph& whole, const std::vector<int>& kept, int k) {
   Hypergraph part;
   part.n = static_cast<int>(kept.size());

@@ -18,12 +18,12 @@ using Clock = std::chrono::steady_clock;
 inline double unit(Random& random) { return static_cast<double>(random() >> 11) * 0x1.0p-53; }
 inline int below(Random& random, int n) { return static_cast<int>(random() % static_cast<uint64_t>(n)); }
 
-// Of nets with more pins only those near being cut, or whole, could change a gain; they are not looked at.
+// Nets with more pins are skipped: their gain changes only if they are almost whole or almost cut.
 constexpr int kLargeNet = 256;
 
-// Moves of the largest gain, each node once, also those that make the cut larger; then back to the best that was met
-// (C. M. Fiduccia, R. M. Mattheyses: A linear-time heuristic for improving network partitions, DAC 1982). `slack` is by
-// how much a part may leave its limits on the way.
+// Make moves in the order of their gain, each node once and also with a negative gain, then return to the best state
+// (C. M. Fiduccia, R. M. Mattheyses: A linear-time heuristic for improving network partitions, DAC 1982). `slack` is the
+// amount by which a part may exceed its limits meanwhile.
 class FiducciaMattheyses {
  public:
   FiducciaMattheyses(const Hypergraph& graph, const Limits& limits, State& state, Random& random, Clock::time_point end)
@@ -123,7 +123,7 @@ class FiducciaMattheyses {
 };
 
 // Random moves, and exchanges of two nodes; a worse one with a probability that falls (S. Kirkpatrick et al.,
-// Optimization by simulated annealing, Science 1983). What it leaves is the best state that it met.
+// Optimization by simulated annealing, Science 1983). It ends in the best state that was met.
 inline void anneal(const Hypergraph& graph, const Limits& limits, State& state, Random& random, long steps,
                    double heat, Clock::time_point end) {
   if (graph.n < 2 || limits.k < 2) return;
@@ -132,7 +132,7 @@ inline void anneal(const Hypergraph& graph, const Limits& limits, State& state, 
   for (int v = 0; v < graph.n; ++v) price += graph.time[static_cast<size_t>(v) * graph.k];
   price = 20 * price + 1e-9;
   const double scale = std::max(state.smooth_cost(), 1e-12);
-  // Ways between partitions without a cycle lead over some that have one: it is dear, but not forbidden.
+  // Paths between acyclic partitions lead over cyclic ones: a cycle is expensive, but not forbidden.
   const auto total = [&] {
     return state.smooth_cost() + price * state.violation() + (limits.acyclic && !state.acyclic() ? 0.1 * scale : 0);
   };

@@ -1,4 +1,4 @@
-// The objective `time`: which device runs each op, and in which order, so that the step ends the earliest.
+// The objective `time`: devices and order of all ops, so that the step ends the earliest.
 //
 // An op starts when its device has reached it and each tensor it reads is there: when its maker has finished, plus
 // `delay` if that is another device. Every schedule in which no op could start earlier is one assignment and one
@@ -29,7 +29,7 @@ struct Steps {
   std::vector<double> memory, room;  // of each group; on each device
   std::vector<double> tail;  // from the start of an op to the end of the step, on the fastest devices, delays aside
   double at(int op, int device) const { return duration[static_cast<size_t>(op) * k + device]; }
-  // When an op can start on a device that is idle from `start` on: all that it waits for has to be there.
+  // The start of an op on a device that is idle from `start` on: after its inputs have arrived.
   double ready(int op, int d, double start, const std::vector<int>& device, const std::vector<double>& finish) const {
     for (const Wait& wait : before[op])
       start = std::max(start, finish[wait.op] + (device[wait.op] == d ? 0 : wait.delay));
@@ -61,7 +61,7 @@ bool fits(const Steps& steps, const std::vector<int>& device) {
   return true;
 }
 
-// How long a choice takes; `finish` and `idle` are scratch.
+// The duration of a choice. `finish` and `idle` are scratch.
 double simulated(const Steps& steps, const Choice& choice, std::vector<double>& finish, std::vector<double>& idle) {
   idle.assign(steps.k, 0);
   double last = 0;
@@ -178,7 +178,7 @@ class BranchAndBound {
     }
   }
 
-  // Whether the best is proved to be the shortest.
+  // True if the best schedule is proved to be the shortest.
   bool run() {
     place(0, -1, 0, 0);
     return left_ > 0;
@@ -226,7 +226,7 @@ class BranchAndBound {
     for (int op = 0; op < steps_.n; ++op) {
       if (now_.device[op] >= 0) continue;
       double soonest = since;
-      if (waiting_[op] == 0) {  // it is ready: where could it start, and when?
+      if (waiting_[op] == 0) {  // ready: try each device
         soonest = std::numeric_limits<double>::infinity();
         for (int d = 0; d < steps_.k; ++d)
           soonest = std::min(soonest, steps_.ready(op, d, std::max(idle_[d], since), now_.device, finish_));

@@ -46,7 +46,7 @@ class Search {
     return uncoarsened(levels, maps, std::move(coarse), heat);
   }
 
-  // From nothing: nodes join whatever they are next to, and the coarsest level is cut.
+  // Without a start: neighbouring nodes join, and the coarsest level is cut.
   Found fresh() {
     std::vector<Hypergraph> levels;
     std::vector<std::vector<int>> maps;
@@ -270,7 +270,7 @@ int hocket_search(const hocket_problem* given, const int* starts, int num_starts
     std::sort(population.begin(), population.end(), [](const auto& a, const auto& b) { return a.score < b.score; });
     if (population.size() > kPopulation) population.pop_back();
   };
-  for (int i = 0; i < num_starts; ++i) {  // as they are, so that nothing found is worse, even without any time
+  for (int i = 0; i < num_starts; ++i) {  // unchanged, so that the result is never worse, even without any time
     std::vector<int> part(starts + static_cast<size_t>(i) * graph.n, starts + static_cast<size_t>(i + 1) * graph.n);
     const State state(graph, limits, part);
     add({part, state.score()});

@@ -1,4 +1,4 @@
-// A partition of a hypergraph, and what it costs, kept up to date move by move.
+// A partition of a hypergraph with its cost, updated by each move.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace hocket::partition {
 
-// First how far from allowed, then how good; compared in that order.
+// The violation of limits, then the cost, compared in this order.
 struct Score {
   double violation, cost;
   bool operator<(const Score& other) const {
@@ -21,7 +21,7 @@ struct Score {
   }
 };
 
-// Whether parts can be ordered so that all arcs lead forward; `between` counts arcs by phase and pair of parts.
+// True if parts can be ordered so that all arcs lead forward. `between` counts arcs by phase and pair of parts.
 inline bool no_cycle(const std::vector<int>& between, int k) {
   const uint64_t all = k == 64 ? ~0ull : (1ull << k) - 1;
   for (int phase = 0; phase < 2; ++phase) {
@@ -84,7 +84,7 @@ class State {
     part_[v] = to;
   }
 
-  // How far the parts are outside of their limits, as a share of everything.
+  // The excess of all parts over their limits, as a share of the whole.
   double violation() const {
     double found = 0;
     for (int p = 0; p < k_; ++p) {
@@ -106,7 +106,7 @@ class State {
     return found;
   }
 
-  // Whether the arcs between parts make no cycle, in each phase.
+  // True if the arcs between parts have no cycle, in each phase.
   bool acyclic() const { return no_cycle(between_, k_); }
 
   double cost() const {
@@ -117,7 +117,7 @@ class State {
     return worst;
   }
 
-  // As `cost`, and where only the largest load counts, a little of the others: else most moves change nothing.
+  // As `cost`. For the largest load, plus a small share of the other loads: most moves would change nothing otherwise.
   double smooth_cost() const {
     if (limits_.objective == Objective::kCut) return cut_;
     double sum = 0, square = 0;
