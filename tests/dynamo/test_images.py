@@ -8,10 +8,8 @@ import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 from hocket.dynamo.graphs import boxed, partitioned
-from hocket.dynamo.images import for_images
 
 aten = torch.ops.aten
 
@@ -79,8 +77,6 @@ def through(net: nn.Module, targets: dict[str, list[Any]], **options: Any) -> An
     """The network by AOTAutograd's graphs, with the ops of each of them."""
 
     def compiled(graph: Any, _: Any, kind: str) -> Any:
-        if kind == "inference":
-            for_images(graph, **options)
         targets[kind] = [node.target for node in graph.graph.nodes]
         call = boxed(graph)
 
@@ -93,7 +89,6 @@ def through(net: nn.Module, targets: dict[str, list[Any]], **options: Any) -> An
     backend = aot_autograd(
         fw_compiler=partial(compiled, kind="forward"),
         bw_compiler=partial(compiled, kind="backward"),
-        inference_compiler=partial(compiled, kind="inference"),
         partition_fn=partial(partitioned, **options),
         keep_inference_input_mutations=True,
     )
@@ -137,29 +132,4 @@ def test_a_network_trains_as_in_eager(name: str, lays_out: bool) -> None:
     assert is_functional == (name in ("averages are read", "averages and an image", "a norm twice"))
     assert (aten.contiguous.default in targets["backward"]) == (
         lays_out and name not in ("a strided view", "averages and an image")  # which has another layout
-    )
-
-
-@pytest.mark.parametrize("lays_out", [False, True])
-@pytest.mark.parametrize("name", CASES)
-def test_a_network_predicts_as_in_eager(name: str, lays_out: bool) -> None:
-    nets = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        nets.append(CASES[name]())
-    targets: dict[str, list[Any]] = {}
-    x = torch.randn(4, 3, 6, 6)
-    found = []
-    for net, run in ((nets[0], nets[0]), (nets[1], through(nets[1], targets, lays_out=lays_out))):
-        torch.manual_seed(1)
-        with torch.no_grad():
-            results = pytree.tree_leaves(
-                [run(x) for is_training in (True, True, False, False) if net.train(is_training)]
-            )
-        found.append({f"result {place}": each for place, each in enumerate(results)} | net.state_dict())
-    for key, value in found[0].items():
-        assert found[1][key].stride() == value.stride(), key
-        torch.testing.assert_close(found[1][key], value, **({} if lays_out else {"rtol": 0, "atol": 0}), msg=key)
-    assert (aten.contiguous.default in targets["inference"]) == (
-        lays_out and name not in ("a strided view", "averages and an image")
     )

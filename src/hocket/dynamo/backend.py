@@ -34,7 +34,6 @@ from hocket.dynamo.graphs import (
     partitioned,
     unchanged,
 )
-from hocket.dynamo.images import for_images
 from hocket.dynamo.region import Region, region_of
 from hocket.errors import InputError
 from hocket.ir import Machine
@@ -175,8 +174,6 @@ class _Parts:
 
     def compiled(self, graph: fx.GraphModule, example_inputs: Sequence[Any], *, kind: str) -> Boxed:
         """A boxed function of one of the graphs. Which backward is planned is decided by `differentiable`."""
-        if kind == "inference":
-            for_images(graph, lays_out=self._options.numerics == "close")
         own = fx.GraphModule(graph, copied(graph.graph))
         if kind == "backward":
             self._backward = own

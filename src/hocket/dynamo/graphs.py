@@ -20,7 +20,7 @@ from torch._functorch.partitioners import default_partition
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from hocket.dynamo.images import for_images
+from hocket.dynamo.images import channels_last, norms_in_place
 
 # A graph of fewer ops leaves nothing to plan.
 MIN_OPS = 2
@@ -117,7 +117,10 @@ def partitioned(
     transposed view of each weight from each forward. Those that the forward returns in any case are read from there.
     With `lays_out`, images may get their channels last.
     """
-    for_images(joint, num_fwd_outputs, lays_out=lays_out)
+    if not any("recompute" in node.meta for node in joint.graph.nodes):
+        norms_in_place(joint)
+        if lays_out:
+            channels_last(joint, num_fwd_outputs)
     nodes = list(joint.graph.nodes)
     tagged = (place for place, node in enumerate(nodes) if node.meta.get("partitioner_tag") == "is_forward")
     end = max(tagged, default=-1)

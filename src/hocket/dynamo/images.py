@@ -1,4 +1,4 @@
-"""Rewrites of an AOTAutograd graph for networks of images: of a joint graph before it is cut, or an inference graph.
+"""Rewrites of a joint graph of AOTAutograd's, before it is cut into a forward and a backward: for networks of images.
 
 - `norms_in_place`: AOTAutograd's batch norms return new averages, which are copied into the old ones at the end. As in
   eager, they are written in place.
@@ -30,19 +30,6 @@ _ODD = {
 }
 _CONTIGUOUS = _aten.contiguous.default
 _LAYOUTS = (torch.contiguous_format, torch.channels_last)
-
-
-def for_images(graph: fx.GraphModule, num_fwd_outputs: int | None = None, *, lays_out: bool) -> None:
-    """Rewrite a graph in place, of whose results the first ones are those of the forward (default: all).
-
-    With `lays_out`, images may get their channels last. A graph that recomputes parts of itself stays as it is.
-    """
-    if any("recompute" in node.meta for node in graph.graph.nodes):
-        return
-    norms_in_place(graph)
-    if lays_out:
-        num_outputs = len(graph.graph.output_node().args[0])  # type: ignore[arg-type]
-        channels_last(graph, num_outputs if num_fwd_outputs is None else num_fwd_outputs)
 
 
 def norms_in_place(joint: fx.GraphModule) -> None:
