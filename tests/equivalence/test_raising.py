@@ -17,6 +17,7 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.early = nn.Linear(4, 1)  # it has its gradient when another part raises
         self.words = nn.Embedding(11, 16)
         self.norm = nn.BatchNorm1d(16)
         self.inside = nn.Linear(16, 16)
@@ -35,6 +36,7 @@ def made():
     def step(batch):
         words, labels = batch
         optimizer.zero_grad()
+        model.early(words / 11).square().mean().backward()
         loss = F.cross_entropy(model(words), labels)
         loss.backward()
         optimizer.step()

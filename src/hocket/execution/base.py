@@ -6,9 +6,10 @@ Who waits for whom is worked out in `hocket.ir.waits`, which every executor read
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from hocket.errors import StaleCaptureError
 from hocket.ir import Lane, Plan, Synchronisation, Timeline, synchronisation
 from hocket.tracing.captured import Captured, Frame
-from hocket.tracing.program import Program
+from hocket.tracing.program import Program, Slot
 from hocket.tracing.raising import is_other_branch
 from hocket.tracing.scalars.tape import TapeRef
 
@@ -87,6 +88,8 @@ class Executor(ABC):
     num_first_runs = 1  # runs that are compared with eager before a plan counts as proven
     failure = ""  # why every op is called by itself where that is not what the executor is for. Empty if it is not so.
     failed_op = ""  # in the last step that raised
+    # Gradients that a step had given when it raised, by slot, until `keep_effects` takes them.
+    left: Mapping[int, Any] = MappingProxyType({})
 
     def __init__(self, captured: Captured, plan: Plan) -> None:
         self.captured = captured
@@ -147,15 +150,19 @@ class Executor(ABC):
     def keep_effects(self, batch: Any) -> None:
         """Put in places of Python's what the step puts there before the op that raised.
 
-        Its tensors are as eager leaves them already (`hocket.tracing.raising`). Gradients are gone, and what
+        Its tensors are as eager leaves them already (`hocket.tracing.raising`), and gradients are those of `left`. What
         the step appends to a list is not appended.
         """
+        left, self.left = self.left, {}
         action = self.captured.program.by_name.get(self.failed_op)
         if action is None or not action.effects_before:
             return
         frame = self.captured.begin(batch, prologue=False)
         for entry, value in action.effects_before.items():
-            if not isinstance(value, TapeRef):
+            if isinstance(value, Slot):
+                if left.get(value.index) is not None:
+                    entry.set(left[value.index].detach())
+            elif not isinstance(value, TapeRef):
                 entry.set(value)
             elif frame is not None:
                 entry.set(frame.numbers[value.index])

@@ -106,6 +106,7 @@ class ThreadLanes(Executor):
                 raise self._failed()
         except BaseException as error:
             self._channel_ops.stop(error)
+            self.left = {slot: frame.values[slot] for slot in self.captured.program.effect_slots}
             raise
         finally:
             self._values = []

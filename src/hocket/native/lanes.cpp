@@ -176,6 +176,8 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
     try {
       step();
     } catch (...) {
+      left_.clear();
+      for (const int slot : effects_) left_.push_back(slots_[slot]);
       clear();
       throw;
     }
@@ -189,6 +191,15 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
       for (int64_t time : worker->times) relative.push_back(time - began_ns_);
       result.push_back(std::move(relative));
     }
+    return result;
+  }
+
+  // The slots of gradients that a step leaves behind if an op raises, and their values in the last step that raised.
+  void set_effects(std::vector<int> slots) { effects_ = std::move(slots); }
+  py::list left() {
+    py::list result;
+    for (const IValue& value : left_) result.append(torch::jit::toPyObject(value));
+    left_.clear();
     return result;
   }
 
@@ -325,6 +336,8 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
   std::vector<std::atomic<int>> counters_;
   std::vector<int> users_;
   std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<int> effects_;
+  std::vector<IValue> left_;
   std::vector<CrewMember*> members_;     // of the step in progress
   std::atomic<bool> is_retuned_{false};  // a thread of the step has set torch's number of threads
   std::pair<int, int> failed_{-1, -1};
@@ -358,6 +371,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("run_begun", torch::wrap_pybind_function(&Core::run_begun))
       .def("is_free", &Core::is_free)
       .def("times", &Core::times)
+      .def("set_effects", &Core::set_effects)
+      .def("left", &Core::left)
       .def("failed", &Core::failed);
   hocket::bind_direct(module);
   hocket::bind_guards(module);

@@ -60,8 +60,8 @@ class Action:
     """One op of the graph: the calls it consists of, and whether it runs in grad mode (without recording).
 
     An op of a channel lane has a `transfer`. Its calls are views of what is received. Before an op that may raise the
-    step puts `effects_before` in places of Python's: plain values, and numbers of the tape. Where an op raises that
-    `is_undone`, all that the step has written is put back, and eager makes the step.
+    step puts `effects_before` in places of Python's: plain values, numbers of the tape, and slots of gradients. Where
+    an op raises that `is_undone`, all that the step has written is put back, and eager makes the step.
     """
 
     name: str
@@ -101,6 +101,12 @@ class Program:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {action.name: action for action in self.actions})
+
+    @cached_property
+    def effect_slots(self) -> tuple[int, ...]:
+        """Slots of the gradients that a step has given before an op that may raise."""
+        values = (value for action in self.actions for value in action.effects_before.values())
+        return tuple(sorted({value.index for value in values if isinstance(value, Slot)}))
 
     def readers(self) -> dict[int, list[str]]:
         """For each slot the actions that read it, in program order."""

@@ -170,7 +170,11 @@ class _Again:
             result = func(*args, **kwargs)  # type: ignore[operator]
         made = self.ops.notes[self.ops.order[-1]]
         made.scalars.update(note.scalars)
-        made.grad_mode, made.effects_before = note.grad_mode, note.effects_before
+        made.grad_mode = note.grad_mode
+        made.effects_before = {
+            place: self.ops.node_of(self._value(value)) if isinstance(value, fx.Node) else value
+            for place, value in note.effects_before.items()
+        }
         made.is_undone = note.is_undone
         self.values[node] = self._kept(node, result) if isinstance(result, torch.Tensor) else result
 

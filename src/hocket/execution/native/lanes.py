@@ -186,6 +186,7 @@ class NativeLanes(Executor):
             return
         names = (["the prologue"] if worker == 0 else []) + list(self._shared.workers[worker].ops)
         self.failed_op = names[at]
+        self.left = dict(zip(self.captured.program.effect_slots, self._core.left(), strict=True))
         action = self.captured.program.by_name.get(self.failed_op)
         layer = action.layer if action is not None else ""
         error.add_note(f"in op {self.failed_op!r} of layer {layer!r} of the planned step")
@@ -206,6 +207,7 @@ class NativeLanes(Executor):
         core = load().Core(self.captured.program.num_slots, len(script.words) + 1, script.num_users)
         for name, arguments in script.commands:
             getattr(core, name)(*arguments)
+        core.set_effects(self.captured.program.effect_slots)
         core.start()
         self._channels.start(core, script.words, self._shared.sync, script.freed)
         self._core, self._pid = core, os.getpid()

@@ -42,8 +42,8 @@ def graph_of(pieces: list[AnnotatedCall], program: Program, found: list[str], sl
     accesses = [piece.access for piece in pieces]
     pairs = dependencies.orders(accesses)
     raising = {position for position, piece in enumerate(pieces) if piece.may_raise}
-    given = {root for slot in program.inputs if (root := slots.root[slot]) is not None}
-    for pair in dependencies.around_raises(accesses, raising, given):
+    lasting = {root for slot in (*program.inputs, *program.effect_slots) if (root := slots.root[slot]) is not None}
+    for pair in dependencies.around_raises(accesses, raising, lasting):
         pairs.setdefault(pair, set())
     for position, action in enumerate(program.actions):
         for slot in action.reads:

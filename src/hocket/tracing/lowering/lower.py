@@ -20,7 +20,8 @@ from hocket.tracing.lowering.chains import chain_updates
 from hocket.tracing.lowering.graph import graph_of
 from hocket.tracing.lowering.norms import fuse_norms
 from hocket.tracing.lowering.winograd import tile_convolutions
-from hocket.tracing.program import Action, Program
+from hocket.tracing.program import Action, Program, Slot
+from hocket.tracing.recording.op_arguments import Note
 from hocket.tracing.recording.trace import Trace
 
 # Native ops that a step may be lowered with in place of torch's, by the names that forms have for them. They round
@@ -84,10 +85,19 @@ def lower(
             (piece.call, *piece.views),
             layers.get(owner, piece.note.layer),
             piece.note.grad_mode,
-            effects_before=piece.note.effects_before,
+            effects_before=_effects_before(piece.note, slots, kept),
             is_undone=piece.note.is_undone,
         )
         for name, owner, piece in zip(described.names, described.owners, pieces, strict=True)
     )
     program = Program(actions, Action("prologue", tuple(prologue)), len(slots.root), inputs, kept)
     return Lowered(graph_of(pieces, program, described.roles, slots, trace), program, slots.of, frozenset(native_ops))
+
+
+def _effects_before(note: Note, slots: SlotTable, kept: Collection[int]) -> dict[Any, Any]:
+    """Return the effects of a call's note with slots for gradients, of which those stay that the step leaves behind."""
+    found = {
+        place: Slot(slots.of[value]) if isinstance(value, fx.Node) else value
+        for place, value in note.effects_before.items()
+    }
+    return {place: value for place, value in found.items() if not isinstance(value, Slot) or value.index in kept}

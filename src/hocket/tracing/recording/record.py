@@ -306,7 +306,7 @@ class _Recording:
     def _waits(self) -> bool:
         return bool(self.sinks) or any(isinstance(value, Late) for _, value in self.numbers.set_so_far())
 
-    def _effects_now(self) -> dict[Entry, Any]:
+    def _effects_now(self) -> dict[Any, Any]:
         if self.sinks:
             self.reasons.add("calls a sink", "before an op that may raise", self.line_of_sinks)
         for _, value in self.numbers.set_so_far():
@@ -314,7 +314,8 @@ class _Recording:
                 self.reasons.add("keeps a number early", line=value.origin)
         found = {entry: TapeRef(v.entry) if isinstance(v, Live) else v for entry, v in self.numbers.set_so_far()}
         found |= {entry: value for entry, before in self.plain.items() if not same(before, value := value_now(entry))}
-        return {entry: value for entry, value in found.items() if isinstance(value, TapeRef) or is_plain(value)}
+        found = {entry: value for entry, value in found.items() if isinstance(value, TapeRef) or is_plain(value)}
+        return found | {g: node for g, node in self._gradients().items() if node is not None}
 
     def _numbers(self) -> dict[Entry, TapeRef]:
         found: dict[Entry, TapeRef] = {}
