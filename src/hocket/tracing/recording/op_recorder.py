@@ -142,7 +142,8 @@ class OpRecorder(TorchDispatchMode):
     def name_alike(self, made: torch.Tensor, data: torch.Tensor) -> None:
         """Note that a tensor is another one by a different name, or in a different class."""
         with torch._C.DisableTorchFunction():
-            if not self.reasons and data.layout is torch.strided:
+            # Fake tensors are made of meta tensors, which are no values of the step.
+            if not self.reasons and data.layout is torch.strided and data.device.type != "meta":
                 if made.requires_grad and self.root(data) in self.outside:
                     self.leaves.append(Leaf(made))
                 self._nodes[made] = self.node_of(data)
