@@ -47,7 +47,7 @@ class SingleModel:
     def __init__(self, program: FusedProgram, index: int, channels_last: bool = False) -> None:
         self._program = program
         self._channels_last = channels_last
-        self._source = ProgramSource(program, index)
+        self._source = ProgramSource(program.layout, index)
         is_seeded = program.store.seeds is not None
         for step in program.steps:
             function = step.alone[index]

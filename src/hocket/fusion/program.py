@@ -28,7 +28,7 @@ from hocket.fusion.rules import OpContext, find
 from hocket.fusion.rules.base import IN_PLACE, op_name, where
 from hocket.fusion.rules.pointwise import NUMBERS
 from hocket.fusion.rules.random import DRAWS, WITH_RATES, drawing, each
-from hocket.fusion.source import ProgramSource, Ref
+from hocket.fusion.source import ProgramLayout, ProgramSource, Ref, Step
 from hocket.fusion.stacked import ModelValues, Stacked, is_stacked, laid_out, map_tree, unwrap, with_model_dim
 from hocket.fusion.store import Store
 from hocket.fusion.traced import Traced
@@ -51,28 +51,6 @@ class Settings:
     model_axis: ModelAxis  # what is settled about its arguments
     # ops without a rule, and their layers, that a warning has named
     warned: set[tuple[str, str]] = field(default_factory=set)
-
-
-@dataclass
-class Step:
-    """One op."""
-
-    index: int  # the place of its result
-    layer: str  # the name of the layer it belongs to
-    op: str  # its name, or the class of a separate block
-    call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]  # computes it by one of `backends` on `Stacked` values
-    backends: list[str]  # what can compute it, best known first
-    args: Any = ()  # its arguments, with `Ref` in place of values
-    kwargs: Any = field(default_factory=dict)  # the same
-    dead: list[int] = field(default_factory=list)  # places of values that are not needed any more behind it
-    used: str = ""  # what computed it last, for the report
-    alone: Sequence[Callable[..., Any]] = ()  # what computes it for each model by itself, on plain tensors
-    takes_numbers: bool = False  # whether the rule takes numbers that differ between models (`ModelValues`)
-    draws: bool = False  # whether it draws random numbers
-    orders: tuple[tuple[int, ...], ...] = ()  # of its context, but for a write
-    write: tuple[int, ...] | None = None  # the places of all names of its first argument, where it writes over that
-    # whether its result has to be a view of its first argument, because one of them is written to
-    must_view: bool = False
 
 
 class FusedProgram:
@@ -147,7 +125,7 @@ class FusedProgram:
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
-        source = ProgramSource(self)
+        source = ProgramSource(self.layout)
         for step in self.steps:
             is_seen = step.must_view or step.index in self.owned
             call = self._write if step.write is not None else self._seen if is_seen else self._perform
@@ -214,6 +192,11 @@ class FusedProgram:
         if not is_new or result is None:  # x[i] = y
             return target, result
         return (target, target) if step.op.endswith("_") or step.op in IN_PLACE else (result, result)
+
+    @property
+    def layout(self) -> ProgramLayout:
+        """The places of the program's values."""
+        return ProgramLayout(self.inputs, self.tensors, self.constants, self.owned, self.own, self.output)
 
     def own(self, value: Any) -> Any:
         """A tensor that all models share, as one of each model."""

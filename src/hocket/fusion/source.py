@@ -10,15 +10,13 @@ def run(leaves, tensor):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from hocket.fusion.stacked import as_type_of, part
-
-if TYPE_CHECKING:
-    from hocket.fusion.program import FusedProgram, Step
 
 FILENAME = "<hocket.fuse: one program>"
 
@@ -32,22 +30,56 @@ class Ref:
         self.place = place
 
 
+@dataclass
+class Step:
+    """One op."""
+
+    index: int  # the place of its result
+    layer: str  # the name of the layer it belongs to
+    op: str  # its name, or the class of a separate block
+    call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]  # computes it by one of `backends` on `Stacked` values
+    backends: list[str]  # what can compute it, best known first
+    args: Any = ()  # its arguments, with `Ref` in place of values
+    kwargs: Any = field(default_factory=dict)  # the same
+    dead: list[int] = field(default_factory=list)  # places of values that are not needed any more behind it
+    used: str = ""  # what computed it last, for the report
+    alone: Sequence[Callable[..., Any]] = ()  # what computes it for each model by itself, on plain tensors
+    takes_numbers: bool = False  # whether the rule takes numbers that differ between models (`ModelValues`)
+    draws: bool = False  # whether it draws random numbers
+    orders: tuple[tuple[int, ...], ...] = ()  # of its context, but for a write
+    write: tuple[int, ...] | None = None  # the places of all names of its first argument, where it writes over that
+    # whether its result has to be a view of its first argument, because one of them is written to
+    must_view: bool = False
+
+
+@dataclass(frozen=True)
+class ProgramLayout:
+    """Places of a program's values: its inputs, by the leaf of the arguments, tensors by name, and constants."""
+
+    inputs: Sequence[tuple[int, int]]
+    tensors: Sequence[tuple[int, str]]
+    constants: Sequence[tuple[int, Any]]
+    owned: Collection[int]  # inputs of which each model gets its own
+    own: Callable[[Any], Any]  # makes them
+    output: Any  # the result, with `Ref` in place of values
+
+
 class ProgramSource:
     """Source that grows step by step."""
 
-    def __init__(self, program: FusedProgram, model: int | None = None) -> None:
+    def __init__(self, layout: ProgramLayout, model: int | None = None) -> None:
         self._model = model
-        self._output = program.output
+        self._output = layout.output
         self._names: dict[str, Any] = {}
         self._steps: dict[int, Step] = {}  # by line
         self._dead: set[int] = set()
         self._lines = ["def run(leaves, tensor):"]
-        for place, number in program.inputs:
+        for place, number in layout.inputs:
             leaf = f"leaves[{number}]"
-            is_owned = model is None and place in program.owned
-            self._lines.append(f"    v{place} = {f'{self._name(program.own)}({leaf})' if is_owned else leaf}")
-        self._lines += [f"    v{place} = tensor({name!r})" for place, name in program.tensors]
-        self._lines += [f"    v{place} = {self._name(value)}" for place, value in program.constants]
+            is_owned = model is None and place in layout.owned
+            self._lines.append(f"    v{place} = {f'{self._name(layout.own)}({leaf})' if is_owned else leaf}")
+        self._lines += [f"    v{place} = tensor({name!r})" for place, name in layout.tensors]
+        self._lines += [f"    v{place} = {self._name(value)}" for place, value in layout.constants]
 
     def add(self, step: Step, function: Callable[..., Any], names: Iterable[int] | None = None) -> None:
         """Call a function of a step's arguments. With `names`, it returns the value of these places and the result."""

@@ -292,7 +292,11 @@ class Captured:
     @cached_property
     def standing(self) -> Standing:
         """Conditions on the tensors that the program reads."""
-        return Standing.of(self.trace, self.inputs, self.lowered.slot_of)
+        roots = {self.lowered.slot_of[node]: root for node, root in self.trace.roots.items()}
+        kinds = {slot: self.trace.kinds[source] for slot, source in self.inputs if type(source) is not BatchLeaf}
+        slots = tuple(slot for slot, _ in self.inputs)
+        places = {roots[slot]: place for place, slot in reversed(list(enumerate(slots)))}
+        return Standing(kinds, slots, tuple(places[roots[slot]] for slot in slots), self.trace.places.twins)
 
     @cached_property
     def gradients(self) -> tuple[tuple[Gradient, int | None], ...]:

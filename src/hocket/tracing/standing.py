@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import fx
 
-from hocket.tracing.sources import BatchLeaf, Entry, Gradient
-
-if TYPE_CHECKING:
-    from hocket.tracing.recording.trace import Trace
+from hocket.tracing.sources import Entry, Gradient
 
 
 @dataclass(frozen=True)
@@ -57,15 +53,6 @@ class Standing:
     slots: tuple[int, ...]  # of the tensors whose memory counts, in order
     first: tuple[int, ...]  # for each of these, the position of the first one that shares its memory
     twins: Sequence[tuple[Entry | Gradient, Entry | Gradient]]  # pairs of places that hold one tensor
-
-    @staticmethod
-    def of(trace: Trace, inputs: Sequence[tuple[int, Any]], slot_of: Mapping[fx.Node, int]) -> Standing:
-        """The conditions of a trace whose program reads these inputs (slot and source)."""
-        roots = {slot_of[node]: root for node, root in trace.roots.items()}
-        kinds = {slot: trace.kinds[source] for slot, source in inputs if type(source) is not BatchLeaf}
-        slots = tuple(slot for slot, _ in inputs)
-        places = {roots[slot]: place for place, slot in reversed(list(enumerate(slots)))}
-        return Standing(kinds, slots, tuple(places[roots[slot]] for slot in slots), trace.places.twins)
 
     def why_not(self, sources: Mapping[int, Any]) -> str:
         """The place that is not what it was, given the source of each slot."""

@@ -28,7 +28,7 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -36,8 +36,18 @@ import torch
 from hocket.pystate.places import Followed
 from hocket.tracing.scalars.membership import keys_asked
 
-if TYPE_CHECKING:
-    from hocket.tracing.scalars.tape import Tape
+
+class NumberTape(Protocol):
+    """A tape as its numbers use it (see `hocket.tracing.scalars.tape.Tape`)."""
+
+    handed_out: list[weakref.ref[Any]]
+    looked_up: list[tuple[Any, Any]]
+
+    def apply(self, function: Callable[..., Any], *operands: Any) -> Any: ...
+
+    def guard(self, function: Callable[..., Any], *operands: Any) -> Any: ...
+
+    def settle(self, number: Any) -> Any: ...
 
 
 class Late(Followed):
@@ -71,7 +81,7 @@ class Late(Followed):
 class Live(Followed):
     """Base of `LiveFloat`, `LiveInt` and `LiveText`: the tape, the entry that computes it, and its plain value."""
 
-    tape: Tape
+    tape: NumberTape
     entry: int
     plain: Any
 
@@ -81,7 +91,7 @@ class Live(Followed):
         # Made by a function that asks for the type of its argument.
         return (float if issubclass(cls, torch.SymFloat) else int)(*plain_tree(args))
 
-    def __init__(self, tape: Tape, entry: int, plain: Any) -> None:
+    def __init__(self, tape: NumberTape, entry: int, plain: Any) -> None:
         self.tape = tape
         self.entry = entry
         self.plain = plain
@@ -128,7 +138,7 @@ class PlainNode:
     maybe_as_int = constant_int = is_constant = lambda self: self.hint
 
 
-def wrap(tape: Tape, entry: int, value: Any) -> Any:
+def wrap(tape: NumberTape, entry: int, value: Any) -> Any:
     """The live number or text that stands for this entry of the tape."""
     kind = LiveText if isinstance(value, str) else LiveFloat if isinstance(value, float) else LiveInt
     number = kind(tape, entry, value)
@@ -158,7 +168,7 @@ def plain_tree(value: Any, plain: Callable[[Any], Any] | None = None) -> Any:
     With `plain`, that takes the place of those outside of slices. Those in an index must be the same in later steps.
     """
     if isinstance(value, (Live, Late)):
-        return value.tape.settle(value) if plain is None else plain(value)  # type: ignore[arg-type]
+        return value.tape.settle(value) if plain is None else plain(value)
     if type(value) in (list, tuple):
         return type(value)(plain_tree(element, plain) for element in value)
     if type(value) is dict:
