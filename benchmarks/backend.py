@@ -8,9 +8,8 @@ Each contender has a process of its own, as a training has (`benchmarks.turns`).
 - ``+update``: and `hocket.schedule_update` for the optimizer, or for Inductor a compiled ``optimizer.step``;
 - ``schedule``: the whole step by `hocket.schedule`.
 
-Regions and updates have decided before they are timed, their turns with what has no plan are over, and their audits go
-on. With
-``close`` their forms are compiled before that, as a training does by itself when it has run for half a minute.
+Regions and updates have decided before they are timed, their turns with graphs without a plan are over, and their
+audits go on. With ``close`` their forms are compiled before that, as a training does by itself after half a minute.
 """
 
 from __future__ import annotations

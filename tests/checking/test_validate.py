@@ -52,9 +52,9 @@ def test_deadlocks_between_lanes_are_named():
         check(graph, Plan((Lane("x", ("d", "a")), Lane("y", ("b", "c")))))
     for part in ("b' depends on 'a'", "c' comes after 'b' on lane 'y'", "d' depends on 'c'", "a' comes after 'd' on"):
         assert f"op '{part}" in str(caught.value)
-    with pytest.raises(PlanError, match="op 'a' is told to wait for 'b'"):
+    with pytest.raises(PlanError, match="op 'a' waits for 'b' by the plan"):
         check(AB, Plan((Lane("x", ("a",)), Lane("y", ("b",))), {"a": ("b",)}))
-    fails(PlanError, "op 'a' is told to wait for 'a'", check, AB, Plan((Lane("x", ("a", "b")),), {"a": ("a",)}))
+    fails(PlanError, "op 'a' waits for 'a' by the plan", check, AB, Plan((Lane("x", ("a", "b")),), {"a": ("a",)}))
 
 
 BAD_LANES = {

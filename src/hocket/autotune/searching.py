@@ -1,4 +1,4 @@
-"""The state of a search for one variant: the steps that its tuner asks for, one at a time; and when it is repeated."""
+"""The state of a search for one variant: the steps that its tuner asks for, one at a time, and when it is repeated."""
 
 from __future__ import annotations
 

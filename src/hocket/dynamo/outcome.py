@@ -55,12 +55,12 @@ def difference(
         torch.set_rng_state(random_state)
     if first.keys() != second.keys():
         return min(first.keys() ^ second.keys())
-    largest: dict[str, float] = {}
+    scales: dict[str, float] = {}
     for name, value in first.items() if tolerance else ():
         kind = name.partition("(")[0]
-        largest[kind] = max(largest.get(kind, 0.0), _magnitude(value))
+        scales[kind] = max(scales.get(kind, 0.0), _magnitude(value))
     for name, value in first.items():
-        scale = max(_magnitude(value), _NOISE * largest[name.partition("(")[0]]) if tolerance else 0.0
+        scale = max(_magnitude(value), _NOISE * scales[name.partition("(")[0]]) if tolerance else 0.0
         if not _alike(value, second[name], scale * max(tolerance, _MAX_ULPS * ulp_of(value))):
             return name
     return ""

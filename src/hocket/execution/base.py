@@ -118,7 +118,7 @@ class Executor(ABC):
         """While this lasts, a step that eager has to make in its place is undone, and raises."""
         undo = self.captured.trace.undo
         put_back = None if undo is None else undo.keep()
-        self.failed_op = ""
+        self.failed_op, self.left = "", {}
         try:
             yield
         except Exception as error:

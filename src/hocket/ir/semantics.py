@@ -79,7 +79,7 @@ def _deadlock(graph: Graph, plan: Plan, circle: Sequence[str]) -> PlanError:
         if before in graph.predecessors[op]:
             reasons.append(f"op {op!r} depends on {before!r}")
         elif before in plan.after.get(op, ()):
-            reasons.append(f"op {op!r} is told to wait for {before!r}")
+            reasons.append(f"op {op!r} waits for {before!r} by the plan")
         else:
             reasons.append(f"op {op!r} comes after {before!r} on lane {plan.lane_of[op].name!r}")
     return PlanError(f"deadlock: {'; '.join(reasons)}", op=circle[0], lane=plan.lane_of[circle[0]].name)
