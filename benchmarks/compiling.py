@@ -34,7 +34,7 @@ from hocket.tracing.state import inventory
 from hocket.tracing.variants import compiled_from, compiled_rewrites_of
 
 TARGETS = ("mlp", "lstm-cells", "resnet20", "densenet40")
-# Steps may take so many times eager's time beside the compiler.
+# Steps may take this multiple of eager's time beside the compiler.
 BAR = 1.3
 # A turn takes so long, or five steps.
 TURN_S, TURN_STEPS = 1.0, 5
@@ -114,7 +114,7 @@ def _trained(target: str) -> Job:
 
 
 def _cached_s(target: str, folder: str) -> float:
-    """How long a process that has captured the step takes until it has the compiled form that is kept."""
+    """Time of a process that has captured the step until it has the compiled form that is kept."""
     captured = _to_compile(_trained(target))
     start = perf_counter()
     if Compiling(captured, Path(folder), threads=torch.get_num_threads()).found() is None:

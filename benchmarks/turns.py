@@ -28,7 +28,7 @@ PATIENCE_S = 5.0  # for a process to end by itself
 
 
 class Elsewhere:
-    """A contender in a process of its own. `said` is what `answer` told about it there, `loss` that of its last step.
+    """A contender in a process of its own. `said` is what `answer` said about it there, `loss` that of its last step.
 
     The function `serve` is called there with the arguments, behind an end of the pipe that it gives to `answer`.
     """

@@ -1,6 +1,6 @@
 """Processes that are forked from one which has loaded torch, and done nothing else: others spend seconds on that.
 
-They share nothing with the process of the tests, and are told its environment.
+They share nothing with the process of the tests, and get its environment.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""Sinks are called once for each step, whoever makes it, and never for a step that is only compared."""
+"""Sinks are called once for each step, by plan or by eager, and never for a step that is only compared."""
 
 from collections.abc import Callable
 from typing import Any

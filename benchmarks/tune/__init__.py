@@ -179,7 +179,7 @@ def _described(study: Any, record: Record) -> dict[str, Any]:
 
 
 def apart(serial: dict[str, Any], own: dict[str, Any]) -> list[float]:
-    """How far each trial's value is from the serial one, of values above 1 relative to it.
+    """Distance of each trial's value from the serial one, of values above 1 relative to it.
 
     Trials whose rate makes training chaotic carry rounding far, by any two executors; see the tests for float64.
     """
@@ -188,7 +188,7 @@ def apart(serial: dict[str, Any], own: dict[str, Any]) -> list[float]:
 
 
 def _compare(serial: dict[str, Any], own: dict[str, Any]) -> None:
-    """How many times faster than serial, and how far the values are from its."""
+    """Speed over serial, and distance of the values from its."""
     own["to_serial"] = serial["seconds"] / own["seconds"]
     own |= {"apart": median(apart(serial, own)), "farthest": max(apart(serial, own))}
     own["ends_differ"] = sum(a != b for a, b in zip(serial["states"], own["states"], strict=True))

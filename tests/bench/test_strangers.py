@@ -1,4 +1,4 @@
-"""The bench of models that nobody here wrote."""
+"""The bench of other people's models."""
 
 import math
 

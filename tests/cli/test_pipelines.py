@@ -127,7 +127,7 @@ def ran(*words):
 
 
 def printed_by(rank, say, words):
-    """What a rank prints that is started with these words of a command line."""
+    """Output of a rank that is started with these words of a command line."""
     with redirect_stdout(io.StringIO()) as out:
         assert main(words) == 0
     return out.getvalue()
@@ -135,7 +135,7 @@ def printed_by(rank, say, words):
 
 @pytest.fixture
 def printed(monkeypatch):
-    """What each rank prints; ranks are forked. Torchrun starts them in the slow test, and for `hocket ps`."""
+    """Output of each rank; ranks are forked. Torchrun starts them in the slow test, and for `hocket ps`."""
     found = []
 
     def start_ranks(args, count):

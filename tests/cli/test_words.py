@@ -1,4 +1,4 @@
-"""What is said wrong, what fails, and what is left then: the exit status, one clear line, and no half-written file."""
+"""Wrong words and failures, and their ends: the exit status, one clear line, and no half-written file."""
 
 import os
 import subprocess

@@ -51,7 +51,7 @@ class Moving:
 
 
 def rank_that_publishes(rank, say, workers, servers, stages, timeout_s=TIMEOUT_S) -> Any:
-    """A rank of a job that publishes after each of so many steps; a stage begins when its key is in the store.
+    """A rank of a job that publishes after each of some steps; a stage begins when its key is in the store.
 
     A stage without a number of steps, of one worker, goes on until the next one's key is there. Returns the versions.
     """

@@ -24,7 +24,7 @@ class Ranks:
     """`world` processes that each run ``function(rank, say, *arguments)`` with one thread; the test has their store.
 
     The store listens at `host`, and ranks that have `ends` run in these network namespaces. ``say(word)`` tells the
-    test something; `heard` waits for it. Leaving the context ends whoever is left.
+    test something; `heard` waits for it. Leaving the context ends all that are left.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Ranks:
         return before
 
     def beside(self, rank: int, function, *arguments: Any) -> tuple[str, Any]:
-        """How another process of a rank ends, while the first one goes on."""
+        """End of another process of a rank, while the first one goes on."""
         pipe, process = self._started(rank, function, arguments)
         self.replaced.append(process)
         return ended(pipe)
@@ -78,7 +78,7 @@ class Ranks:
         os.kill(self.processes[rank].pid, number)
 
     def end(self, rank: int, timeout_s: float = 60.0) -> tuple[str, Any]:
-        """How a rank ended: ``("returned", value)``, ``("raised", text)`` or ``("died", exit code)``."""
+        """End of a rank: ``("returned", value)``, ``("raised", text)`` or ``("died", exit code)``."""
         deadline = time.monotonic() + timeout_s
         while self.ends[rank] is None:
             assert time.monotonic() < deadline, (rank, self.words)
@@ -100,7 +100,7 @@ class Ranks:
             assert f"lost {names[victim]}" in text, text
 
     def returned(self, timeout_s: float = 60.0) -> list[Any]:
-        """What all ranks return."""
+        """The results of all ranks."""
         ends = [self.end(rank, timeout_s) for rank in range(len(self.processes))]
         assert all(kind == "returned" for kind, _ in ends), ends
         return [value for _, value in ends]
@@ -154,7 +154,7 @@ def listening(process: int | str | None = "self") -> set[str]:
 
 
 def ended(pipe: Any, timeout_s: float = 60.0) -> tuple[str, Any]:
-    """How the process at the other end of a pipe ends; what it says meanwhile is passed over."""
+    """End of the process at the other end of a pipe; messages before it are passed over."""
     while True:
         assert pipe.poll(timeout_s)
         kind, value = pipe.recv()

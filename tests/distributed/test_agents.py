@@ -159,7 +159,7 @@ def test_agents_end_with_their_servers():
 
 
 def refused(rank, say, address):
-    """What an agent says of models that the job does not train, and of calls that it cannot make."""
+    """An agent names models that the job does not train, and calls that it cannot make."""
     batch = torch.ones(2, 200).double()
     with pytest.raises(
         PeerError, match=r"'layers.0' is float64 \(100, 100\) here, and float64 \(200, 200\) in the job"

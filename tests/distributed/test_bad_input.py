@@ -1,4 +1,4 @@
-"""What a job is given that is unusual, or wrong: it is as in one process, or refused by name at all ranks."""
+"""Unusual or wrong input of a job: it is as in one process, or refused by name at all ranks."""
 
 import json
 import resource

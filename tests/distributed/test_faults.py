@@ -1,4 +1,4 @@
-"""What happens to a job whose ranks are killed, stopped, or train something else: an end in time, and a name."""
+"""A job whose ranks are killed, stopped, or train something else ends in time, and names the rank."""
 
 import gc
 import pickle

@@ -1,4 +1,4 @@
-"""How a captured step is divided, and which steps are refused."""
+"""Division of a captured step, and steps that are refused."""
 
 import pytest
 import torch

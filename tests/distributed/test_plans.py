@@ -17,7 +17,7 @@ from support.refusals import fails
 
 
 class SlowWire:
-    """Its transfers take so many seconds by a clock that only they move."""
+    """Its transfers take a number of seconds by a clock that only they move."""
 
     def __init__(self, clock, transfers_s):
         self.clock, self.left_s = clock, list(transfers_s)

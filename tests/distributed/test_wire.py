@@ -46,12 +46,12 @@ def wire_of(rank: int, *parcels: Packet, ordered: tuple[Packet, ...] = (), timeo
 
 
 def holders(tensor: torch.Tensor) -> int:
-    """How many tensors share its memory."""
+    """Number of tensors that share its memory."""
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def is_left_to(count: int, tensor: torch.Tensor, timeout_s: float = 20.0) -> bool:
-    """Whether so many share its memory, soon."""
+    """True if soon this number of tensors share its memory."""
     end_s = time.monotonic() + timeout_s
     while holders(tensor) != count and time.monotonic() < end_s:
         time.sleep(0.001)
@@ -64,7 +64,7 @@ def num_sockets() -> int:
 
 
 def all_done(count: int):
-    """A callback for each of so many transfers, and how to wait for them."""
+    """A callback for each of some transfers, and how to wait for them."""
     errors, over = [], threading.Event()
 
     def done(error):
@@ -231,7 +231,7 @@ def test_what_a_peer_says_is_not_believed(record, message):
 
 
 class Broken:
-    """A process group whose connection has just broken, and nobody has noticed yet."""
+    """A process group whose connection has just broken, which is not noticed yet."""
 
     def recv(self, *args):
         raise RuntimeError("[/gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:5. This is typically caused by")

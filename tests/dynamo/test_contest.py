@@ -1,4 +1,4 @@
-"""Who stays: Dynamo's graph as it stands, or the compiled one. A clock of the test's own says what a call takes."""
+"""Dynamo's graph as it stands, or the compiled one, stays. A clock of the test's own says what a call takes."""
 
 from collections.abc import Callable
 from typing import Any

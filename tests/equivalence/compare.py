@@ -62,7 +62,7 @@ def twins(make: Callable[[], Job], scheduler: Callable[[Any], Any] | None = None
 
 
 def serial(captured: Captured, width: int | None = None) -> Plan:
-    """All ops in program order on one lane, as wide as the caller unless told otherwise."""
+    """All ops in program order on one lane, as wide as the caller by default."""
     return Plan((Lane("main", captured.graph.order, width=width or torch.get_num_threads()),))
 
 

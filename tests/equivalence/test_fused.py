@@ -17,7 +17,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "step": lambda o: hocket.lr_scheduler.StepLR(o, step_size=[3, 5, 7], gamma=[0.5, 0.9, 0.1]),
     "cosine": lambda o: hocket.lr_scheduler.CosineAnnealingLR(o, T_max=[5, 10, 20]),
 }
-# `step` is told the losses of the last training step.
+# `step` gets the losses of the last training step.
 PLATEAUS: dict[str, Callable[[Any], Any]] = {
     "plateau": lambda o: hocket.lr_scheduler.ReduceLROnPlateau(o, patience=[0, 1, 2], factor=[0.5, 0.1, 0.9]),
     "plateau of one number": lambda o: hocket.lr_scheduler.ReduceLROnPlateau(o, patience=0, cooldown=2),

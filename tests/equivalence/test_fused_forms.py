@@ -32,7 +32,7 @@ def stateless(parameters: Any) -> Any:
 
 @pytest.fixture
 def by_losses(monkeypatch):
-    """Makes jobs that step by `array.losses`, in one go wherever nobody traces."""
+    """Makes jobs that step by `array.losses`, in one go wherever no trace is made."""
     prefer(monkeypatch, "1 at a time with backward")
 
     def make(state: dict[str, Any], net: Callable[[], nn.Module]) -> Job:

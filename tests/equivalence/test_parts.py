@@ -70,7 +70,7 @@ class Exchange:
 
 
 class Sides:
-    """Which side each op is on; those that belong together move together."""
+    """The side of each op; those that belong together move together."""
 
     def __init__(self, names: tuple[str, ...], chance: random.Random) -> None:
         self.group = {name: [name] for name in names}

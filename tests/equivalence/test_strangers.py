@@ -1,4 +1,4 @@
-"""Models that nobody prepared for Hocket: pytorchcv's and transformers' own, with random weights and tiny sizes."""
+"""Models that are not prepared for Hocket: pytorchcv's and transformers' own, with random weights and tiny sizes."""
 
 import functools
 

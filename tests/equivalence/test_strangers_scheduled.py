@@ -1,4 +1,4 @@
-"""Models that nobody prepared for Hocket, scheduled in both numerics, with compiled forms, until it is decided."""
+"""Models that are not prepared for Hocket, scheduled in both numerics, with compiled forms, until it is decided."""
 
 import copy
 import functools
@@ -66,7 +66,7 @@ def decide(fast: Schedule, job: Job) -> None:
 
 
 def gaps(fast: Schedule, job: Job, twin: Job) -> dict[str, float]:
-    """How far a scheduled step is from eager's from the same state, relative to each tensor; the least of `STEPS`.
+    """Distance of a scheduled step from eager's from the same state, relative to each tensor; the least of `STEPS`.
 
     The first planned steps are audited, which gives eager's own results, so some steps come before.
     """

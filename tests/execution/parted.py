@@ -98,7 +98,7 @@ def half_of(captured: Captured, layers: set[str], peer: str) -> Captured:
 
 
 def plan_of(captured: Captured, me: str, peer: str, cores: int = 1) -> Plan:
-    """Computing on so many lanes of one thread, in turn, and a channel each way, all in program order."""
+    """Computing on some lanes of one thread, in turn, and a channel each way, all in program order."""
     order = [name for name in captured.graph.order if captured.graph[name].role not in ("recv", "send")]
     lanes = [Lane(f"lane{n}", tuple(order[n::cores])) for n in range(cores)]
     of_role = {role: tuple(op.name for op in captured.graph.ops if op.role == role) for role in ("recv", "send")}

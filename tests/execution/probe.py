@@ -30,7 +30,7 @@ _LIBRARY.define("look(Tensor x, int number) -> Tensor")
 
 @dataclass(frozen=True)
 class Look:
-    """What an op sees of its thread, and whether the user's own step runs it, for real."""
+    """State of an op's thread, and true if the user's own step runs it."""
 
     number: int
     thread: int
@@ -53,7 +53,7 @@ def forget() -> None:
 
 
 def _is_eager() -> bool:
-    """Whether `look` called the op: planned steps and traces come to it in other ways."""
+    """True if `look` called the op: planned steps and traces come to it in other ways."""
     frame = sys._getframe(1).f_back  # of torch, or of a lane; there is none on a thread that is not Python's
     while frame is not None and frame.f_code.co_filename == torch._ops.__file__:
         frame = frame.f_back

@@ -17,7 +17,7 @@ def memory_of(channel, op) -> torch.UntypedStorage:
 
 
 def holders(memory: torch.UntypedStorage) -> int:
-    """How many hold it, who asks included."""
+    """Number of references, the caller's included."""
     return torch._C._storage_Use_Count(memory._cdata)
 
 

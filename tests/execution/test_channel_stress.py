@@ -26,7 +26,7 @@ TOO_NARROW = (torch.randn(6, 3).double(), BATCHES[0][1])
 
 
 class Whole:
-    """What the steps compute: for each its parameters, loss and gradients."""
+    """Results of the steps: for each its parameters, loss and gradients."""
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters, self.losses, self.gradients = [], [], []
@@ -117,7 +117,7 @@ def result_or_error(running, batch) -> torch.Tensor | BaseException:
 
 
 def run_until_it_fails(part, whole: Whole, kind: str, chance: random.Random, runs_ahead: bool, max_steps: int) -> int:
-    """How many steps one executor ran."""
+    """Number of steps that one executor ran."""
     channel = RandomChannel(whole, chance.randrange(1 << 30), runs_ahead)
     channels = {"worker0->server": channel, "server->worker0": channel}
     running = executor(part, random_plan(part, chance), kind=kind, channels=channels)

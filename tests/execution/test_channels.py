@@ -227,7 +227,7 @@ def test_transfers_of_a_lane_may_arrive_in_any_order(worker, begun, kind):
 
 
 def states() -> dict[str, str]:
-    """What each thread of this process does: R runs, S sleeps."""
+    """State of each thread of this process: R runs, S sleeps."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since

@@ -1,4 +1,4 @@
-"""What belongs to another machine is refused before anything runs, and says why."""
+"""A plan of another machine is refused before anything runs, with the reason."""
 
 import pytest
 

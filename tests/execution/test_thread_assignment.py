@@ -1,4 +1,4 @@
-"""Which thread runs which lane, and when it sleeps."""
+"""Threads of lanes, and their sleeps."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -136,7 +136,7 @@ def test_an_error_names_op_and_layer_and_the_next_step_works(kind, widths, start
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_whichever_lane_an_op_fails_on_the_others_stop_waiting_for_it(kind, number, started):
-    """Three lanes; the first one waits for what the others find, and nobody may wait for ever."""
+    """Three lanes; the first one waits for what the others find, and no lane may wait for ever."""
     job, captured = probed(3)
     planned = started(captured, spread(captured, *lanes(1, 1, 1)), kind=kind)
 

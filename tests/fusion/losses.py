@@ -1,4 +1,4 @@
-"""What the tests of `array.losses` share: arrays and plain models that train beside each other."""
+"""Shared parts of the tests of `array.losses`: arrays and plain models that train beside each other."""
 
 from __future__ import annotations
 

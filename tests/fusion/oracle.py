@@ -170,7 +170,7 @@ def biases_before_norm(model: nn.Module) -> set[str]:
 
 
 def biases_of_keys(model: nn.Module) -> set[str]:
-    """What moves all scores of a query alike, which a softmax takes out again: their gradients are rounding noise."""
+    """Parameters that move all scores of a query alike, which a softmax removes: gradients are rounding noise."""
     return {name for name, _ in model.named_parameters() if name.endswith(("key.bias", "k_lin.bias"))}
 
 

@@ -32,7 +32,7 @@ def prefer(monkeypatch: pytest.MonkeyPatch, step: str = ALL, forward: str = ALL)
 
 
 def winner(array: Any, place: int = -1) -> str:
-    """What was chosen last."""
+    """The last choice."""
     return name_of(array.choices[place].winner, array.num_models)
 
 
@@ -42,7 +42,7 @@ def winners(array: Any) -> list[str]:
 
 
 def in_one_go(array: Any) -> bool:
-    """Whether the last choice was to go forward and backward in one go."""
+    """True if the last choice was to go forward and backward in one go."""
     return bool(array.choices[-1].winner.per_group_backward)
 
 

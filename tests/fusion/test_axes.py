@@ -1,4 +1,4 @@
-"""Which axis is the models': settled once, held from then on, and asked for where nothing settles it."""
+"""The axis of the models: settled once, kept from then on, and asked for where nothing settles it."""
 
 from __future__ import annotations
 

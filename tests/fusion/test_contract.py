@@ -29,7 +29,7 @@ D = torch.float64
 SEEDS = (5, 6)
 WAYS = ("all own", "first own", "first shared")
 QUICK, ALL = 1, 60  # samples of an op
-# torch's own results are in memory that nobody has written, or any one of several values that go to one place (the
+# torch's own results are in memory that was never written, or any one of several values that go to one place (the
 # samples of `max_unpool2d_grad` and its like have none such).
 SKIPPED = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"} | {
     f"nn.functional.max_unpool{n}d" for n in (1, 2, 3)
@@ -87,7 +87,7 @@ class Call(nn.Module):
 
 
 def other(tensor: Tensor) -> Tensor:
-    """What the second model takes in place of a tensor."""
+    """The second model's tensor in place of a tensor."""
     tensor = tensor.detach()
     if tensor.ndim == 0:
         return tensor * 0.5 if tensor.is_floating_point() else tensor.clone()
@@ -95,7 +95,7 @@ def other(tensor: Tensor) -> Tensor:
 
 
 def differs(fused: Any, plain: Any) -> str | None:
-    """How one model's result differs from the plain one, if it does."""
+    """Difference of one model's result from the plain one, if any."""
     if type(fused) is not type(plain) and not isinstance(plain, (Tensor, int)):
         return f"{type(fused).__name__}, not {type(plain).__name__}"
     for a, b in itertools.zip_longest(pytree.tree_leaves(fused), pytree.tree_leaves(plain)):
@@ -110,7 +110,7 @@ def differs(fused: Any, plain: Any) -> str | None:
 
 
 def gradients(out: Any, tensors: list[Tensor], model: int | None = None) -> list[Tensor | None]:
-    """Of the sum of everything that has one, by the tensors that want one; of one model's part of a fused output."""
+    """Gradients of the sum of all outputs that have some, for one model's part of a fused output."""
     wanted = [tensor for tensor in tensors if tensor.requires_grad]
     ends = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not ends or not wanted:
@@ -120,7 +120,7 @@ def gradients(out: Any, tensors: list[Tensor], model: int | None = None) -> list
 
 
 def outcome(function: Callable[..., Any], sample: Any, way: str) -> str:
-    """What came of fusing one call: "right", "refused", "skipped", or what is wrong."""
+    """Outcome of fusing one call: "right", "refused", "skipped", or the fault."""
     leaves, spec = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
     tensors = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     own = {"all own": tensors, "first own": tensors[:1], "first shared": tensors[1:]}[way]
@@ -158,7 +158,7 @@ def outcome(function: Callable[..., Any], sample: Any, way: str) -> str:
 
 
 def check_op(name: str, num_samples: int, ways: Sequence[str] = WAYS) -> Counter[str]:
-    """What came of some samples of an op; of a few samples, in the first of the ways in which they can be taken."""
+    """Outcomes of some samples of an op, in the first of the ways in which they can be taken."""
     op = per_op()[name]
     counts: Counter[str] = Counter()
     torch.manual_seed(0)

@@ -49,7 +49,7 @@ def default(by):
 
 
 class Holder:
-    """What a forward may read through an object."""
+    """A forward may read values through an object."""
 
     def __init__(self, by):
         self.by = by

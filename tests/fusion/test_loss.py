@@ -66,7 +66,7 @@ def test_targets_that_do_not_fit_are_restated():
 @pytest.mark.parametrize("fn", [F.mse_loss, nn.MSELoss(), F.l1_loss, F.huber_loss, F.cross_entropy])
 @pytest.mark.parametrize("num_models", [1, 3])
 def test_under_autocast_a_loss_has_the_type_that_it_has_alone(fn, num_models):
-    """Of an output and a target in half precision torch takes most losses in single precision."""
+    """torch takes most losses of half-precision outputs and targets in single precision."""
     models = [nn.Linear(8, 8) for _ in range(num_models)]
     array = hocket.fuse(models, backend="rule", shared=True)
     x = torch.randn(16, 8)

@@ -1,4 +1,4 @@
-"""What goes backward from `array.losses`: weights, accumulation, `autograd.grad`, and nothing where nobody asks."""
+"""Backward passes from `array.losses`: weights, accumulation, `autograd.grad`, and none where none is asked for."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_without_seeds_every_model_has_its_own_draw(monkeypatch):
 
 
 class Partly(nn.Module):
-    """A layer that nobody calls, one that is frozen, tied weights, large and small ones."""
+    """A layer that is never called, one that is frozen, tied weights, large and small ones."""
 
     def __init__(self) -> None:
         super().__init__()

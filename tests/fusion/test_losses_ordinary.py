@@ -1,4 +1,4 @@
-"""`array.losses` where gradients go further than the parameters, or somebody watches; and its errors."""
+"""`array.losses` where gradients go further than the parameters, or are watched; and its errors."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_loss_with_parameters_of_its_own_gets_its_gradients(name, late, monkey
 
 
 def test_a_gradient_that_would_be_lost_is_an_error(monkeypatch):
-    """Nobody can see that an object's loss trains, before it has been called."""
+    """An object's loss is seen to train only when it is called."""
     array, _ = pair(monkeypatch)
     loss = Temperature().requires_grad_(False)
     array.losses(Holder(loss), X, Y)

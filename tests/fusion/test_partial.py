@@ -242,7 +242,7 @@ class Out:
 
 
 class Wrapped(nn.Module):
-    """Gives an object in which nobody looks for tensors."""
+    """Gives an object that is not searched for tensors."""
 
     def __init__(self, wrap) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ def array(monkeypatch):
 
 
 def executor_of(array):
-    """What runs the only kind of call there is."""
+    """The plan of the only kind of call."""
     [call] = array._calls.programs.world().calls.values()
     return call.run.__self__
 
@@ -147,7 +147,7 @@ def test_a_backward_that_fails_leaves_nothing_behind(layer, array):
 
 
 def test_graphs_and_activations_are_gone_after_each_call(own_objects, array):
-    """What is alive after a step does not grow, and without a backward neither."""
+    """Memory after a step does not grow, with a backward or without."""
 
     def alive():
         gc.collect()

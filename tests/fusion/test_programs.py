@@ -1,4 +1,4 @@
-"""What a forward finds outside of its model, and leaves there: generators, kept tables, numbers, settings of torch."""
+"""Objects outside of its model that a forward reads and writes: generators, tables, numbers, settings of torch."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class ByTable(nn.Linear):
 
 
 class Doubled(nn.Linear):
-    """What is around a forward is part of a model."""
+    """Hooks and decorators around a forward are part of a model."""
 
     def __call__(self, x):
         return 2 * super().__call__(x)

@@ -1,4 +1,4 @@
-"""What holds for any fused models: isolation, permutation, fuse and unfuse, slots, states, the oracle itself."""
+"""Properties of any fused models: isolation, permutation, fuse and unfuse, slots, states, the oracle itself."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Keyword(nn.Module):
 
 
 class Shapes(nn.Module):
-    """What looks at an image after a convolution: a reshape, a permutation, a slice, a sum, an argmax, a stride."""
+    """Reads of an image after a convolution: a reshape, a permutation, a slice, a sum, an argmax, a stride."""
 
     def __init__(self) -> None:
         super().__init__()

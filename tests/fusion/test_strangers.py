@@ -1,4 +1,4 @@
-"""Models that nobody prepared for fusing: pytorchcv's and transformers' own, with random weights, unchanged."""
+"""Models that are not prepared for fusing: pytorchcv's and transformers' own, with random weights, unchanged."""
 
 from __future__ import annotations
 

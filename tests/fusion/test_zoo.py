@@ -15,7 +15,7 @@ from hocket import zoo
 
 # Zoo entries: options, and the number of the model in the job.
 MODELS: dict[str, tuple[str, dict[str, int], int]] = {
-    # So few points that no maximum over them is above zero in all examples: the shift in front of it would vanish.
+    # Few enough points that no maximum over them is above zero in all examples: the shift in front of it would vanish.
     "pointnet-cls": ("pointnet-cls", {"points": 4, "width": 4, "batch_size": 8}, 0),
     "pointnet-seg": ("pointnet-seg", {"points": 4, "width": 4, "batch_size": 8}, 0),
     "dcgan generator": ("dcgan", {"image_size": 16, "width": 4}, 0),

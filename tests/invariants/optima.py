@@ -4,9 +4,9 @@ from hocket.ir import Costs, Graph, Lane
 
 
 def placement_faults(instance, placed) -> list[str]:
-    """How placements of moldable ops (see `hocket.planning.moldable.instance`) break the rules; empty if they do not.
+    """Violations of the rules by placements of moldable ops (see `hocket.planning.moldable.instance`); empty if none.
 
-    Each op once, for as long as its width says; nobody on a core that another has; after all it waits for, and later
+    Each op once, for as long as its width says; no op on a core that another has; after all it waits for, and later
     by `instance.wait_us` than what ran on another lane, be it waited for or on the same core; never beside one that it
     is kept apart from.
     """

@@ -7,7 +7,7 @@ from invariants.plans import direct_waits, duration_us
 def naive_simulation(
     graph: Graph, plan: Plan, costs: Costs, machine: Machine, wait_us: float = 0.0
 ) -> dict[str, tuple[float, float]]:
-    """Start and end of each op, by walking through time and asking everybody at every instant."""
+    """Start and end of each op, by walking through time and asking every op at every instant."""
     waits = direct_waits(graph, plan)
     lane_number = {op: number for number, lane in enumerate(plan.lanes) for op in lane.ops}
     times: dict[str, tuple[float, float]] = {}

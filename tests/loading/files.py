@@ -95,7 +95,7 @@ class HeldBack(Memory):
 
 
 class Failing(Memory):
-    """Raises once so many bytes of tensors have been read."""
+    """Raises once this number of bytes of tensors has been read."""
 
     def __init__(self, data: bytes, after: int) -> None:
         super().__init__(data)

@@ -1,4 +1,4 @@
-"""What the system has in memory is there when the call returns, and the rest streams."""
+"""Bytes in the system's memory are loaded when the call returns, and the rest streams."""
 
 import errno
 import os

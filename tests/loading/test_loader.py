@@ -1,4 +1,4 @@
-"""What a model computes while its weights stream in is what it computes with all of them."""
+"""A model computes the same while its weights stream in as with all of them."""
 
 import copy
 import gc

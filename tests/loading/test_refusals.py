@@ -1,4 +1,4 @@
-"""Files, readers and arguments that do not fit are told, by name, and nothing is half loaded."""
+"""Files, readers and arguments that do not fit are named, and nothing is half loaded."""
 
 import copy
 import json

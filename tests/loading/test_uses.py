@@ -1,4 +1,4 @@
-"""What people do with a model right after they have loaded it."""
+"""Usual first uses of a model that was just loaded."""
 
 import os
 from itertools import pairwise

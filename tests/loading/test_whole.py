@@ -1,4 +1,4 @@
-"""Models whose uses nobody could tell are loaded before the call returns, and say why."""
+"""Models whose uses are not known are loaded before the call returns, and say why."""
 
 import logging
 from functools import partial

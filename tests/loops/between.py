@@ -202,7 +202,7 @@ def kept_between_two_updates_and_read_by_another_name() -> Loop:
 
 @loop(planned=True)
 def prints_a_whole_number_of_what_is_not_finite(model, optimizer, batches) -> Loop:
-    """Text cannot be made of it, which eager finds where the print stands."""
+    """It cannot be made a text, which eager finds where the print stands."""
     spoilt = [(x * float("nan"), y) for x, y in batches[:2]]
 
     def step(batch):

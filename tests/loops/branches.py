@@ -186,7 +186,7 @@ def scaled_gradients_of_two_parts_are_accumulated() -> Loop:
 
 @loop(planned=True)
 def a_skipped_step_before_a_scheduler(model, optimizer, batches) -> Loop:
-    """What ends a step early stands between its ops, and Python after them."""
+    """An early end stands between a step's ops, and Python after them."""
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 300)
     state = {"skipped": 0, "best": math.inf}
 

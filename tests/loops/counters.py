@@ -120,7 +120,7 @@ def counter_in_a_tensor(model, optimizer, batches) -> Loop:
 
 @loop(planned=True)
 def counter_in_a_buffer_elsewhere(model, optimizer, batches) -> Loop:
-    """A module that the schedule is not told of has a buffer that the step writes."""
+    """A module that the schedule does not get has a buffer that the step writes."""
     scale = nn.BatchNorm1d(8, affine=False)
 
     def step(batch):

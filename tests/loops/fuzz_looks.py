@@ -34,7 +34,7 @@ from loops.looks import IMPORTS
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a program ended: "right", "loud", "wrong" or "raises", and the line that says why."""
+    """End of a program: "right", "loud", "wrong" or "raises", and the line that says why."""
 
     kind: str
     line: str = ""

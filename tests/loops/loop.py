@@ -63,7 +63,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Case:
-    """How to build a loop, and what is expected of its schedule.
+    """Recipe of a loop, and the expected verdict of its schedule.
 
     Attributes:
         build: makes the loop. See `built` for its parameters.

@@ -247,7 +247,7 @@ TABLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
     "batch": tuple((f"alter['batch'] = lambda x, y: ({made})", "alter.pop('batch', None)") for made in _BATCHES),
-    # The step is told to do something else, or its data are written to.
+    # The step gets something else to do, or its data are written to.
     "flags": (
         ("s['fail'] = True", "s['fail'] = False"),
         ("s['fail'] = True", "del s['fail']"),

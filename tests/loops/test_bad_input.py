@@ -209,7 +209,7 @@ def test_million_objects_that_the_step_does_not_read(name):
 
 
 class Touchy:
-    """Notes whoever asks it anything; the step reads `value` only, which is an ordinary attribute."""
+    """Notes each question; the step reads `value` only, which is an ordinary attribute."""
 
     def __init__(self) -> None:
         self.__dict__.update(value=1.0, asked=[])

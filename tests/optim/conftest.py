@@ -1,4 +1,4 @@
-"""What the tests of optimizers share."""
+"""Shared parts of the tests of optimizers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""How an update is cut up, and on how many threads its parts run."""
+"""Division of an update, and the threads of its parts."""
 
 import pytest
 import torch

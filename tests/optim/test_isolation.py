@@ -1,4 +1,4 @@
-"""What happens to one model leaves every other model's bits alone."""
+"""A change of one model leaves every other model's bits alone."""
 
 import pytest
 import torch

@@ -32,7 +32,7 @@ def test_the_models_that_are_kept_go_on(case, models):
 
 @pytest.mark.parametrize("case", EACH)
 def test_dropped_in_place(case):
-    """The array shrinks its own parameters; the optimizer is told which model went."""
+    """The array shrinks its own parameters; the optimizer gets the number of the model that went."""
     twins = Twins(case, 3)
     twins.step(3)
     for p in twins.params:

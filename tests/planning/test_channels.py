@@ -168,7 +168,7 @@ def test_an_op_can_start_when_all_it_depends_on_has_arrived():
 
 @pytest.mark.parametrize("name", list(planners()))
 def test_every_planner_starts_what_has_arrived(name):
-    """The program has `late` first, but its parameter arrives last: whoever keeps the program's order waits for it."""
+    """The program has `late` first, but its parameter arrives last: an order by program waits for it."""
     graph = graph_of("late_w>late early_w>early", "early_w", "late_w")
     graph = Graph((*graph.ops[:2], graph["late"], graph["early"]), graph.edges)
     costs = Costs({name: {"1": 100.0} for name in ("late", "early")})

@@ -1,4 +1,4 @@
-"""The analytic model of a GPU: by hand, and against measured times that it was not told one by one."""
+"""The analytic model of a GPU: by hand, and against measured times that it was not fitted to one by one."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A step in parts does what the step does, in the same order; where that cannot be told, there are no parts.
+"""A step in parts does what the step does, in the same order; where that is not certain, there are no parts.
 
 Names are bound as in the step: in branches, loops, comprehensions, functions and classes. Whole loops that are divided:
 tests/loops (draws, looks, parted).

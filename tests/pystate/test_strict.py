@@ -1,4 +1,4 @@
-"""C functions that take plain numbers only are told from those that ask a number for its value."""
+"""C functions that take plain numbers only, and those that ask a number for its value."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def run(folder: Path, method: str | None = None, calls: int = 0) -> optuna.Study
 
 
 def killed(pipe: Connection, folder: Path, method: str | None = None, calls: int = 0) -> None:
-    """Search in a process of its own; kill it right after so many calls of this method of its storage, if any."""
+    """Search in a process of its own; kill it right after some calls of this method of its storage, if any."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     torch.set_num_threads(1)
     os.fsync = unsynced.fsync

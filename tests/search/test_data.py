@@ -1,4 +1,4 @@
-"""The order of data follows the seed and the epoch; what is the same for all trials is told from what is not."""
+"""The order of data follows the seed and the epoch; data of all trials is kept apart from data of one."""
 
 import functools
 import random

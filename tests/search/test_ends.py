@@ -27,7 +27,7 @@ def bumpy(params):
 
 
 def expected_end(own, patience, epochs):
-    """How many epochs a trial trains that would have these values."""
+    """Number of epochs of a trial that would have these values."""
     for epoch in range(1, epochs):
         best = min(range(epoch), key=lambda place: own[place])
         if epoch - 1 - best >= patience:
@@ -73,7 +73,7 @@ def test_a_trial_that_the_user_prunes_stays_pruned_after_a_kill(after, tmp_path)
 
 
 def ticking(monkeypatch, step_s):
-    """A clock that goes on by so much whenever the search reads it."""
+    """A clock that goes on by a fixed time whenever the search reads it."""
     now_s = itertools.count(0.0, step_s)
     monkeypatch.setattr("hocket.search.search.perf_counter", lambda: next(now_s))
 

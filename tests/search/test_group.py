@@ -1,4 +1,4 @@
-"""Which trials share a fused model, when it is given up, what trains one at a time, and who fails alone."""
+"""Trials that share a fused model, its end, trials one at a time, and failures of single trials."""
 
 from dataclasses import replace
 

@@ -34,7 +34,7 @@ def test_a_thousand_random_rungs_keep_exactly_the_best():
 
 
 def ends(policy, trials, value, epochs):
-    """How each trial ends, and how many epochs it goes; reports come rung by rung."""
+    """End of each trial, and its number of epochs; reports come rung by rung."""
     until = {number: policy.start(number) for number in range(trials)}
     at = dict.fromkeys(until, 0)
     found = {}

@@ -1,4 +1,4 @@
-"""What a `Training` may ask for beside a plain loop: values equal those of the loop that one would write by hand."""
+"""Options of a `Training` beside a plain loop: values equal those of the loop that one would write by hand."""
 
 from dataclasses import replace
 from functools import partial

@@ -23,7 +23,7 @@ from support.refusals import fails, refused
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What the search gives that nobody kills, and how long it takes."""
+    """Result and duration of a search that is not killed."""
     folder = tmp_path_factory.mktemp("whole")
     start = time.perf_counter()
     study = killed.run(folder)
@@ -42,7 +42,7 @@ def begun(folder, *where):
 
 
 def ended(folder):
-    """How a search ends that nobody kills."""
+    """End of a search that is not killed."""
     process, pipe = begun(folder)
     said = pipe.recv()
     process.join()

@@ -1,4 +1,4 @@
-"""Which parameters are fusible is found by building; groups agree on the others."""
+"""Fusible parameters are found by building; groups agree on the others."""
 
 import itertools
 

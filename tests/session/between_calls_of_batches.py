@@ -100,7 +100,7 @@ def batch_has_a_gradient() -> Program:
     )
 
 
-# -------------------------------------------------------------------------------------- equal, and told apart by code
+# ------------------------------------------------------------------------------- equal, and distinguished by code
 
 
 def _signed(zero: Any, other: Any) -> Program:

@@ -113,7 +113,7 @@ def test_lanes_of_cores_are_not_launched():
 
 
 def fed(links: dict[str, list[float]], rates: dict[str, float], card: float, latency_us: float = 0.0):
-    """Spans of transfers of so many bytes from one server, whose card is shared, to workers over a link each."""
+    """Spans of transfers of some bytes from one server, whose card is shared, to workers over a link each."""
     ops, lanes = [], []
     for worker, sizes in links.items():
         names = [f"{worker}{n}" for n in range(len(sizes))]

@@ -110,7 +110,7 @@ def _lanes(draw, machine: Machine) -> list[Lane]:
 
 
 def _shares(lanes: list[Lane], machine: Machine) -> dict[str, list[str]]:
-    """Which lanes may meet on a core: more than need be, for a lane that is not pinned may meet them all."""
+    """Lanes that may meet on a core: more than need be, for a lane that is not pinned may meet them all."""
     return {
         lane.name: [
             other.name

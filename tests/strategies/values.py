@@ -105,7 +105,7 @@ def touching_graphs(draw, max_ops: int = 10, max_buffers: int = 4) -> Graph:
 
 @st.composite
 def plans_of(draw, graph: Graph, max_lanes: int = 4, kind: str = "cores") -> Plan:
-    """A plan that can run: the ops in some topological order on a few lanes, sometimes told to wait for more."""
+    """A plan that can run: the ops in some topological order on a few lanes, sometimes with further waits."""
     order = draw(topological_orders(graph))
     lanes: list[list[str]] = [[] for _ in range(draw(st.integers(1, max_lanes)))]
     after: dict[str, tuple[str, ...]] = {}

@@ -33,7 +33,7 @@ def run_action(action: Action, values: list[Any], numbers: list[Any]) -> None:
 
 
 def kernels(captured: Captured) -> Counter[str]:
-    """How many ops call each kernel, by the last part of its name."""
+    """Number of ops that call each kernel, by the last part of its name."""
     return Counter(op.target.rpartition(".")[2] for op in captured.graph.ops)
 
 

@@ -37,7 +37,7 @@ def test_places_of_a_model_and_its_optimizer_are_listed_by_name():
     assert len(names) == 3 + 4 * 3
     numbers = {entry.name: entry.get() for entry in places.numbers}
     assert numbers["optimizer.group0.lr"] == 0.1
-    # One name for both betas; they are told apart by their position.
+    # One name for both betas; they differ by their position.
     assert [e.get() for e in places.numbers if e.name == "optimizer.group0.betas"] == [0.8, 0.9]
     assert "optimizer.group0.amsgrad" not in numbers, "a switch is no number"
     assert {entry.owner for entry in places.tensors if entry.kind == "state"} == {e.name for e in places.parameters}

@@ -1,4 +1,4 @@
-"""Nobody keeps a form that was only asked for."""
+"""A form that was only asked for is not kept."""
 
 from __future__ import annotations
 

@@ -19,22 +19,22 @@ class Planted:
     """In the place of `decide`: at each of the first `times` looks, units with state go to the next rank.
 
     Attributes:
-        told: the shares of all ranks at each look.
+        seen: the shares of all ranks at each look.
     """
 
     def __init__(self, times: int) -> None:
-        self.times, self.told = times, []
+        self.times, self.seen = times, []
 
     def __call__(self, shares, rules, assignment) -> tuple[OpMove, ...]:
-        self.told.append(shares)
-        if len(self.told) > self.times:
+        self.seen.append(shares)
+        if len(self.seen) > self.times:
             return ()
         units: dict[int, list[int]] = {}
         for position, unit in enumerate(rules.unit_of):
             units.setdefault(unit, []).append(position)
         able = [unit for unit in units.values() if any(rules.ops[position].state_bytes for position in unit)]
         able = [unit for unit in able if all(rules.ops[position].is_movable for position in unit)]
-        chosen = able[(len(self.told) - 1) % len(able) :: 2]
+        chosen = able[(len(self.seen) - 1) % len(able) :: 2]
         ranks = len(rules.devices)
         return tuple(OpMove(op, assignment[op], (assignment[op] + 1) % ranks) for unit in chosen for op in unit)
 
@@ -119,14 +119,14 @@ def rank_of_moves(rank, say, name, optimizer, count, seed, executor, times, ever
         plan, words = str(fast.plan), str(fast)
     migrations = [(m.step, [tuple(each) for each in m.moved], m.size_bytes, m.refused) for m in fast.migrations]
     state = torch.get_rng_state().numpy().copy()
-    return found, tensors_of(work), state, ops, (migrations, plan), decide.told, words, saver.found
+    return found, tensors_of(work), state, ops, (migrations, plan), decide.seen, words, saver.found
 
 
 def moves_after(every: int) -> Iterator[int]:
-    """How many steps have run each time ops move; not at the first look, nor with one step alone behind them."""
+    """Number of steps that have run each time ops move; not at the first look, nor with one step alone behind them."""
     return itertools.count(2 * every, max(2, every))
 
 
 def saved_after(times: int, every: int) -> int:
-    """How many steps have run when the checkpoint is taken: ops move before the last of them."""
+    """Number of steps that have run when the checkpoint is taken: ops move before the last of them."""
     return next(itertools.islice(moves_after(every), times - 1, None)) + 1

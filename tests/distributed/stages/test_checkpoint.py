@@ -52,7 +52,7 @@ def loaded(work, path) -> None:
     model, optimizer = get_state_dict(work.model, work.optimizer)
     state = {"train": {"model": model, "optimizer": optimizer}}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it says that it does what it is told to
+        warnings.simplefilter("ignore", UserWarning)  # it warns of what this test is about
         dcp.load(state, checkpoint_id=path, no_dist=True)
     set_state_dict(
         work.model,
@@ -240,7 +240,7 @@ def test_several_models_and_optimizers_are_saved_by_parts_too(tmp_path):
     model_state, optimizer_state = whole_of(others, of_others)
     state = {"train": {"model": model_state, "optimizer": optimizer_state}}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it says that it does what it is told to
+        warnings.simplefilter("ignore", UserWarning)  # it warns of what this test is about
         dcp.load(state, checkpoint_id=tmp_path / "saved", no_dist=True)
     assert state["train"]["model"].keys() == expected[0].keys()
     for name, value in expected[0].items():

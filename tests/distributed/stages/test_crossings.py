@@ -1,4 +1,4 @@
-"""What crosses the borders of a division, which ops share a rank, and the joined plan of all ranks."""
+"""Values that cross the borders of a division, ops that share a rank, and the joined plan of all ranks."""
 
 from dataclasses import replace
 

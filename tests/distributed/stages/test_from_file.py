@@ -37,7 +37,7 @@ def written(path, work: Work, moved: float = 0.02):
 
 
 def alone_from(path, name: str, optimizer: str, count: int):
-    """What `trained.alone` returns, of one process that loads the file."""
+    """Result of `trained.alone` in one process that loads the file."""
     torch.set_num_threads(1)
     work = work_of(name, optimizer)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""How much memory the ranks of a divided step may hold."""
+"""Limits of memory for the ranks of a divided step."""
 
 import random
 import re

@@ -48,9 +48,9 @@ def check_moves(name, optimizer, ranks, seed, executor, times=2, every=3, has_va
 
 def test_a_net_with_a_norm_and_dropout_trains_the_same_while_ops_move():
     found = check_moves("mixed", "adam", 2, 1, "native")
-    told = [told for *_, told, _, _ in found]
-    assert told[0] == told[1]  # every rank decides by the same numbers
-    assert all(share.slowdown > 0 and 0 < share.compute <= 1 for shares in told[0] for share in shares)
+    seen = [seen for *_, seen, _, _ in found]
+    assert seen[0] == seen[1]  # every rank decides by the same numbers
+    assert all(share.slowdown > 0 and 0 < share.compute <= 1 for shares in seen[0] for share in shares)
     assert "after step 6: " in found[0][6]
     assert "bytes of state" in found[0][6]
 
@@ -180,7 +180,7 @@ def test_ranks_end_and_name_who_is_lost_while_ops_move(tmp_path, count, victim, 
 
 def rank_of_another_mind(rank, say):
     decide = planted(1)
-    decide.told += [()] * rank  # ranks that decide otherwise, as if their numbers were others
+    decide.seen += [()] * rank  # ranks that decide otherwise, as if their numbers were others
     decide.times += rank
     work = work_of("mixed", "adam")
     with stages_of(work, partition=divided_by(work, rank, 1), rebalance=2, timeout_s=10.0) as fast:

@@ -22,14 +22,14 @@ GRAPH = Graph(tuple(Op(name) for name in "abcdef"), (Edge("a", "b", 8.0),))
 
 
 def step(slowdown: float, rank: int = 0) -> Timeline:
-    """A step in which the ops of a rank take so many times as long as planned, and all else waits for them."""
+    """A step in which the ops of a rank take a multiple of the planned time, and all else waits for them."""
     ops = [op for op, at in RANK_OF.items() if at == rank]
     spans = [Span(op, f"rank{rank}", 5.0 * slowdown * n, 5.0 * slowdown * (n + 1)) for n, op in enumerate(ops)]
     return Timeline(tuple(spans), ("rank0", "rank1"), "measured")
 
 
 class Looking:
-    """A rank 0 that is told what the other one measures, and what its own system says."""
+    """A rank 0 that gets what the other one measures, and what its own system says."""
 
     def __init__(self, monkeypatch, every_steps=5):
         self.used, self.asked = 1.0, 0
@@ -135,12 +135,12 @@ def test_rank_0_writes_rules_and_others_take_none_of_another_step():
     rules = made_rules(GRAPH, costs, machine, [("a", "b")], 30.0)
     assert (rules.ops[0].unit, rules.ops[1].unit, rules.ops[2].unit) == ("a", "a", "")
     assert rules.migration_us == 30.0
-    told = json.loads(json.dumps(asdict(rules)))
-    assert rules_from(told, GRAPH, 2) == rules
+    document = json.loads(json.dumps(asdict(rules)))
+    assert rules_from(document, GRAPH, 2) == rules
     for wrong, words in (
-        ({key: value for key, value in told.items() if key != "flows"}, "malformed rules"),
-        (told | {"theta": 2.0}, "malformed rules: .*theta"),
-        (told | {"ops": told["ops"][:-1]}, "rules of another step"),
+        ({key: value for key, value in document.items() if key != "flows"}, "malformed rules"),
+        (document | {"theta": 2.0}, "malformed rules: .*theta"),
+        (document | {"ops": document["ops"][:-1]}, "rules of another step"),
     ):
         fails(PeerError, words, rules_from, wrong, GRAPH, 2)
-    fails(PeerError, "rules of another step", rules_from, told, GRAPH, 3)
+    fails(PeerError, "rules of another step", rules_from, document, GRAPH, 3)

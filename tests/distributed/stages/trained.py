@@ -154,7 +154,7 @@ def flat(result: Any) -> list:
 
 
 def alone(name: str, optimizer: str, count: int) -> tuple[list, dict[str, Any], Any]:
-    """What one process computes: what the steps return, all of a checkpoint, the random state."""
+    """Results of one process: those of the steps, all of a checkpoint, the random state."""
     torch.set_num_threads(1)
     work = work_of(name, optimizer)
     torch.manual_seed(21)
@@ -203,7 +203,7 @@ def scattered(work: Work, ranks: int, seed: int) -> dict[str, int]:
 
 
 def divided_by(work: Work, rank: int, seed: int) -> dict[str, int]:
-    """What rank 0 gives as a partition: see `scattered`."""
+    """The partition of rank 0: see `scattered`."""
     return scattered(work, int(os.environ["WORLD_SIZE"]), seed) if rank == 0 else {}
 
 

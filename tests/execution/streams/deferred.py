@@ -12,7 +12,7 @@ from hocket.execution.streams import StreamDevice
 
 @dataclass(eq=False)
 class Event:
-    """How often it was recorded, and how many of these have happened."""
+    """Number of times that it was recorded, and how many of these have happened."""
 
     recorded: int = 0
     happened: int = 0

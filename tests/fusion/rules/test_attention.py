@@ -1,4 +1,4 @@
-"""Attention as a module and as a function, and transformers made of it."""
+"""Attention as a module and as a function, and transformers with it."""
 
 from __future__ import annotations
 

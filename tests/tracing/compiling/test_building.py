@@ -24,7 +24,7 @@ def sums(count: int) -> WrittenKernel:
 
 
 def loaded(folder: Path, count: int, symbol: str = "own_sums") -> Any:
-    """The kernel of this name in the library of a folder, which adds up so many tensors."""
+    """The kernel of this name in the library of a folder, which adds up this number of tensors."""
     native.load()
     layout, out = ([1], [1], torch.float32), ([1], [1], torch.float64)
     order = [*range(count), -1]

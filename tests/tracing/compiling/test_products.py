@@ -31,7 +31,7 @@ def products(module: fx.GraphModule) -> int:
 
 
 def check(function: Function, *shapes: tuple[int, ...]) -> tuple[int, int]:
-    """How many products there were, and how many there are, of a graph that computes the same."""
+    """Numbers of products before and after, of a graph that computes the same."""
     torch.manual_seed(0)
     given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
     plain, joined = traced(function, *shapes), traced(function, *shapes)

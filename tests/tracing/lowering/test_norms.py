@@ -1,4 +1,4 @@
-"""Which batch norms are fused with which neighbours, and that the step still computes what it did."""
+"""Batch norms are fused with their neighbours, and the step computes the same."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which convolutions are made by Winograd's algorithm, and that the step still computes what it did."""
+"""Convolutions are made by Winograd's algorithm where it pays, and the step computes the same."""
 
 from collections.abc import Callable
 from typing import Any

@@ -112,7 +112,7 @@ def test_a_number_of_a_sequence_that_is_kept_in_python_is_refused():
 # --- Every op ---
 
 CHUNKS = 24
-# They return memory that nobody has written.
+# They return memory that was never written.
 UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 # They do not check their indices: one beyond the data reads memory that holds something else each time.
 UNCHECKED = {"_segment_reduce_offsets"}

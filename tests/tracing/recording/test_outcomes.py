@@ -155,7 +155,7 @@ def test_what_could_not_be_undone_stays_eager(body):
 
 
 def test_a_captured_step_has_no_branch():
-    """Who runs a capture has no eager step to fall back to."""
+    """A capture that runs by itself has no eager step to fall back to."""
     made, batch = asking(QUESTIONS["isfinite"]), batches(())(0)
     made.step(batch)
     fails(CaptureError, "data-dependent", capture, made.step, made.model, made.optimizer, batch)

@@ -69,7 +69,7 @@ def cleared_at_the_end() -> Job:
 
 
 def identities(job: Job) -> list[tuple[str, int]]:
-    """Which object stands in which place: a tensor of the same value would not do."""
+    """The object in each place: a tensor of the same value would not do."""
     return [(name, id(value)) for name, value in everything(job) if isinstance(value, torch.Tensor)]
 
 
