@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <ATen/ScalarOps.h>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "crew.h"
+#include "declared.h"
 
 namespace hocket {
 
@@ -72,9 +72,9 @@ inline Argument argument_of(const py::tuple& given, const c10::TypePtr& type) {
   const auto kind = given[0].cast<std::string>();
   Argument argument;
   if (kind == "c") {
-    argument.constant = is_tensor(type) && PyNumber_Check(given[1].ptr()) && !THPVariable_Check(given[1].ptr())
-                            ? wrapped(torch::jit::toIValue(given[1], c10::NumberType::get()))
-                            : torch::jit::toIValue(given[1], type);
+    argument.constant = is_tensor(type) && PyNumber_Check(given[1].ptr()) && !py::detail::make_caster<at::Tensor>().load(given[1], false)
+                            ? wrapped(torch::jit::toIValue(given[1], c10::NumberType::get(), std::nullopt))
+                            : torch::jit::toIValue(given[1], type, std::nullopt);
   } else if (kind == "s") {
     argument.kind = Argument::Kind::slot;
     argument.index = given[1].cast<int>();

@@ -35,7 +35,7 @@ from hocket.cache_folder import (
     remove,
     seal,
 )
-from hocket.ir.limits import free_bytes
+from hocket.ir.limits import free_bytes, usable_cpus
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,8 @@ PROGRESS_S = 3.0
 _OF_ERRORS = re.compile("error: |Killed")
 # Compiling the largest unit takes 1.5 GiB (g++ 12). A process of a group that takes more than it may is killed.
 COMPILE_BYTES = 2 * 2**30
-# Sources that are compiled as one, the longest first: torch's headers take longer than most of them.
+# Sources that are compiled as one, the longest first: torch's headers take as long as most of them. With less than four
+# cores two of these are compiled as one.
 _UNITS = (
     ("binding", "direct", "guards", "signature"),
     ("interrupts", "lanes"),
@@ -56,7 +57,7 @@ _UNITS = (
 _SOURCES = [_FOLDER / f"{name}.cpp" for unit in _UNITS for name in unit]
 _HEADERS = sorted(_FOLDER.glob("*.h"))
 # OpenMP is torch's own: the symbols are found in the library that it has loaded, and no second one is linked.
-_FLAGS = ["-O2", "-std=c++20", "-fvisibility=hidden", "-fopenmp", "-Wall"]
+_FLAGS = ["-O2", "-std=c++20", "-fvisibility=hidden", "-fopenmp", "-Wall", "-DAT_PER_OPERATOR_HEADERS"]
 
 
 class NoCompilerError(RuntimeError):
@@ -76,10 +77,10 @@ class Availability:
 
 @cache
 def available() -> Availability:
-    """Load the core, built if need be (up to a minute, once), and say whether it works."""
+    """Load the core, built if need be (half a minute, once), and say whether it works."""
     if not sys.platform.startswith("linux"):
         return Availability(False, f"native lanes are for Linux, this is {sys.platform}; Python lanes are used")
-    log.info("hocket: loading the native lanes (they are compiled once, which takes up to a minute)")
+    log.info("hocket: loading the native lanes (they are compiled once, which takes up to half a minute)")
     try:
         load()
     except NoCompilerError as error:
@@ -166,10 +167,11 @@ def build(name: str, directory: Path) -> Any:
     """Compile the core into a folder, and load it."""
     from torch.utils.cpp_extension import load as compile_extension  # setuptools comes with it: 4 MB
 
-    units = [directory / f"{'_'.join(unit)}.cpp" for unit in _UNITS]
-    for file, unit in zip(units, _UNITS, strict=True):
+    grouped = _UNITS if usable_cpus() >= 4 else (_UNITS[0] + _UNITS[1], _UNITS[2] + _UNITS[3])
+    units = [directory / f"{'_'.join(unit)}.cpp" for unit in grouped]
+    for file, unit in zip(units, grouped, strict=True):
         file.write_text("".join(f'#include "{_FOLDER / name}.cpp"\n' for name in unit), encoding="utf-8")
-    with _progress("hocket: compiling its native core, once (half a minute on two cores) "):
+    with _progress("hocket: compiling its native core, once (20 s on two cores) "):
         return compile_extension(
             name=name,
             sources=[str(file) for file in units],

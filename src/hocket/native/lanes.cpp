@@ -10,6 +10,7 @@
 //
 // See steps.h for waits, and for steps that are left in the middle. Words of channel ops are set from outside (`arrived`).
 
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <ATen/Parallel.h>
@@ -149,8 +150,8 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
     is_taken_ = true;
     reset_counters();
     for (int slot : inputs) {
-      PyObject* value = values[slot].ptr();
-      if (THPVariable_Check(value)) slots_[slot] = THPVariable_Unpack(value);
+      py::detail::make_caster<at::Tensor> tensor;
+      if (tensor.load(values[slot], false)) slots_[slot] = py::detail::cast_op<at::Tensor&>(tensor);
     }
     numbers_.clear();
     for (const auto& number : numbers) {

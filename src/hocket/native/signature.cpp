@@ -6,6 +6,7 @@
 // False means that the description in Python has to decide.
 
 #include "bindings.h"
+#include "declared.h"
 #include "objects.h"
 #include "shared_memory.h"
 
@@ -13,7 +14,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/SavedTensorHooks.h>
-#include <ATen/autocast_mode.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
