@@ -131,6 +131,10 @@ best, state, writer = {"loss": 1e9}, {"n": 0}, types.SimpleNamespace(add_scalar=
         "train(hocket.schedule(step, model, optimizer)); assert state['n'] == 6",
     ),
     "eager 1": Around(
+        STEP + "\nimport numpy as np\nrewards = np.arange(8.0, dtype=np.float32)",
+        "train(hocket.schedule(step, model, optimizer), (x, y, rewards))",
+    ),
+    "eager 2": Around(
         STEP
         + """
 losses, penalty = [], lambda model: model[0].weight.square().sum()
@@ -138,11 +142,11 @@ reconstruction = divergence = lambda model, batch: cross_entropy(model(batch[0])
 """,
         "assert len(losses) == 8",
     ),
-    "eager 2": Around(
+    "eager 3": Around(
         STEP + "\nsmooth = {'loss': 0.0}",
         "meter = AverageMeter(); train(hocket.schedule(step, model, optimizer), *batch); assert meter.count == 48",
     ),
-    "eager 3": Around(
+    "eager 4": Around(
         STEP + "\nfrom torch.nn.utils import clip_grad_norm_\nstate = {'skipped': 0}",
         """
 fast = hocket.schedule(step, model, optimizer, guard=False)
@@ -151,7 +155,7 @@ fast((x * float('nan'), y))
 assert state["skipped"] == 1
 """,
     ),
-    "eager 4": Around(
+    "eager 5": Around(
         STEP + "\nrun, state, loss = types.SimpleNamespace(log=lambda *words, **more: None), {'step': 9}, x.sum()",
         "step(batch)",
     ),

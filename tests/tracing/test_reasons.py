@@ -50,7 +50,7 @@ CASES = {
     "makes a shape of values": Case("aten::index"),
     "leaves torch": Case("numpy"),
     "replaces memory": Case("gives a tensor other memory"),
-    "computes with an array": Case("a numpy array of its batch", array),
+    "computes with an array": Case("with a numpy array", array),
     "uses a late number": Case("the value of a tensor"),
     "keeps a number early": Case("before an op that may raise"),
     "catches an error": Case("may catch what an op raises"),

@@ -91,6 +91,7 @@ class StepRecorder:
             live_leaves=frozenset(watch.live_leaves),
             settles=bool(watch.executed.strict),
             owned=watch.owned,
+            arrays=watch.executed.follows_arrays,
         )
         return self.recorded.result
 

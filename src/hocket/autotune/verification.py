@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten
 
@@ -205,7 +206,12 @@ def _detached(result: Any) -> Any:
 
 
 def _copied(leaves: list[Any]) -> list[Any]:
-    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    of_arrays = [torch.from_numpy(each) if _is_numbers(each) else each for each in leaves]
+    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in of_arrays]
+
+
+def _is_numbers(value: Any) -> bool:
+    return type(value) is np.ndarray and value.dtype.kind in "biuf"
 
 
 def _leaves(named: Iterable[tuple[str, list[Any]]]) -> Iterator[tuple[str, Any]]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dis
+import itertools
 import re
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from types import CodeType, ModuleType
 from typing import Any
 
 _GLOBAL_OPS = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME", "DELETE_NAME"))
 _GLOBAL_CODES = frozenset(dis.opmap[name] for name in _GLOBAL_OPS)
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+_PUSH_NULL = dis.opmap["PUSH_NULL"]
+_STORES = frozenset(code for name, code in dis.opmap.items() if name.startswith("STORE_"))
+_ASKING = frozenset(("isinstance", "issubclass"))
 _FINDERS = frozenset(("__import__", "import_module", "modules"))
 _PASSED_OVER = (dis.opmap["CACHE"], dis.EXTENDED_ARG)
 _LOADS_ATTRIBUTE = tuple(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap)
@@ -37,6 +42,28 @@ def _operations(code: CodeType) -> Iterator[tuple[int, int]]:
 def globals_of(code: CodeType) -> set[str]:
     """The names that code reads or writes as global ones. One bit of an argument of LOAD_GLOBAL is a flag."""
     return {code.co_names[arg >> (op == _LOAD_GLOBAL)] for op, arg in _operations(code) if op in _GLOBAL_CODES}
+
+
+def calls_any(code: CodeType, names: AbstractSet[str]) -> bool:
+    """True if code calls what has one of these names, or hands that on. It may ask for instances of it."""
+    if names.isdisjoint(code.co_names):
+        return False
+    asks = not _ASKING.isdisjoint(code.co_names)
+    operations = [*_operations(code), (-1, 0)]
+    is_called = False  # what is loaded next, or an attribute of that
+    for (operation, argument), (following, _) in itertools.pairwise(operations):
+        if operation == _LOAD_GLOBAL:
+            name, is_called = code.co_names[argument >> 1], is_called or bool(argument & 1)
+        elif operation in _LOADS_ATTRIBUTE:
+            has_flag = _HAS_FLAG and operation == _LOADS_ATTRIBUTE[0]
+            name = code.co_names[argument >> 1 if has_flag else argument]
+            is_called = is_called or (bool(argument & 1) if has_flag else operation == _LOADS_ATTRIBUTE[-1])
+        else:
+            name, is_called = "", operation == _PUSH_NULL
+        is_kept = following == _PUSH_NULL or following in _STORES
+        if name in names and (is_called or is_kept or not asks):
+            return True
+    return False
 
 
 def names_in_modules(code: CodeType, namespace: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:

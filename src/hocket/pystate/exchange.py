@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from hocket.pystate.bodies import Body, parsed
+from hocket.pystate.code_names import TENSOR_TYPES
 from hocket.pystate.layout import in_class
 from hocket.pystate.names import SCOPES
 from hocket.pystate.origins import origin
@@ -25,6 +26,7 @@ from hocket.pystate.outputs import sink_for
 from hocket.pystate.places import Followed, is_a
 
 _READING = frozenset(("tolist", "item"))  # methods of arrays that give numbers of Python's own
+_TENSOR_TYPES = tuple(vars(torch)[name] for name in TENSOR_TYPES)
 _OF_NUMPY = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
 
 
@@ -79,6 +81,8 @@ class Exchange(ast.NodeTransformer):
         called = self.body.value_of(node.func)
         if called is float:
             return as_float
+        if any(called is each for each in _TENSOR_TYPES):
+            return partial(_tensor_of, called)
         is_choice = any(called is each for each in (max, min)) and len(node.args) > 1 and not node.keywords
         return partial(_chosen, called) if is_choice else None
 
@@ -138,6 +142,15 @@ def _forward_of(module: torch.nn.Module) -> Any:
     return MethodType(function, module) if is_usual and has_code else None
 
 
+def _tensor_of(kind: Any, *data: Any) -> Any:
+    """As ``torch.FloatTensor(data)``, which takes no array of the step."""
+    value: Any = data[0] if len(data) == 1 else None
+    is_array = is_a(value, Followed) and isinstance(value, np.ndarray) and len(value.shape)
+    if is_array or (is_a(value, list) and any(is_a(each, Followed) for each in value)):
+        return torch.tensor(value, dtype=torch.get_default_dtype() if kind is torch.Tensor else kind.dtype)
+    return kind(*data)
+
+
 def as_float(*values: Any) -> Any:
     """As `float`, which gives a number of Python's own for one that is followed."""
     value: Any = values[0] if len(values) == 1 else None
@@ -162,7 +175,7 @@ def _chosen(function: Callable[..., Any], *values: Any) -> Any:
 
 def _item(table: Any, key: Any) -> Any:
     """As ``table[key]``, which is looked up anew in each step where the key is followed."""
-    is_plain = type(table) in (list, tuple) or (type(table) is np.ndarray and table.ndim == 1)
+    is_plain = type(table) in (list, tuple, np.ndarray)
     return key.item_of(table) if is_plain and is_a(key, Followed) and hasattr(type(key), "item_of") else table[key]
 
 

@@ -40,6 +40,8 @@ _NAMES = frozenset(
 )
 # C functions of these ask for the value, and torch's are recorded.
 _ASKING = frozenset((*sys.stdlib_module_names, "builtins", "numpy", "torch", "hocket")) - _MODULES
+# C functions behind those of scipy's that a recording calls with plain values (see `recording.step_arrays`).
+_FOLLOWED = frozenset(("linear_sum_assignment", "_linear_filter"))
 # C functions that call a method of a text, or only keep it.
 _KEEPING_TEXT = frozenset(
     ("_collections", "_functools", "_operator", "_thread", "gc", "itertools", "math", "time", "torch")
@@ -73,6 +75,8 @@ def strict_function(function: Any) -> str:
             (name for name, value in own if value is not None and type(value) is not FunctionType), "builtins"
         )
     root = _root(module)
+    if function.__name__ in _FOLLOWED:
+        return ""
     return f"{root}.{function.__name__}" if root and root not in _ASKING and not root.startswith("__") else ""
 
 

@@ -27,6 +27,8 @@ from hocket.tracing.sources import BatchLeaf, Entry, Gradient, LiveLeaf
 from hocket.tracing.spent_graphs import with_spent_graph
 from hocket.tracing.standing import Standing, value_now
 
+# Kinds of results that are handed over as tensors.
+_PLAINLY = {"array": "tensor", "scalar": "tensor"}
 # Tracing replaces functions of torch and of `math` for the whole process, and puts back what it found.
 _ONE_AT_A_TIME = threading.RLock()
 
@@ -315,7 +317,7 @@ class Captured:
         """
         slot_of, names = self.lowered.slot_of, self.trace.result.grad_names
         return tuple(
-            (kind, leaf.index if kind == "number" else slot_of[leaf], names.get(position))
+            (_PLAINLY.get(kind, kind), leaf.index if kind == "number" else slot_of[leaf], names.get(position))
             for position, (kind, leaf) in enumerate(self.trace.result.leaves)
             if kind not in ("value", "place", "late")
         )
@@ -323,7 +325,8 @@ class Captured:
     @cached_property
     def returns_one(self) -> bool:
         """Return whether the result is one tensor or number, and nothing is appended."""
-        alone = not self.trace.appended and len(self.trace.result.leaves) == len(self.results) == 1
+        kinds = [kind for kind, _ in self.trace.result.leaves]
+        alone = not self.trace.appended and len(kinds) == len(self.results) == 1 and kinds[0] not in _PLAINLY
         return alone and bool(self.trace.result.spec == tree_flatten((0, []))[1])
 
     @cached_property

@@ -40,7 +40,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "keep them in a tensor, or return it",
     ),
     "computes with an array": (
-        "the step at {line} computes with a numpy array of its batch where no op of torch is seen",
+        "the step at {line} computes with a numpy array where no op of torch is seen",
         "compute with the tensor that torch.from_numpy makes of it",
     ),
     "uses a late number": (

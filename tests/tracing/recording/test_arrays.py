@@ -40,7 +40,14 @@ def scheduled(step: Any, model: nn.Module) -> Any:
 @pytest.mark.parametrize("name", READS)
 def test_reads_by_code_that_asks_no_class_are_noted(name):
     read, model = READS[name], nn.Linear(4, 2)
-    fast = scheduled(lambda x: model(torch.from_numpy(x)).square().mean() * float(read(x)), model)
+    fast = scheduled(lambda x: model(torch.from_numpy(x)).square().mean() * int(read(x)), model)
+    assert "computes with a numpy array" in fast.why
+
+
+@pytest.mark.parametrize("name", READS)
+def test_so_are_they_where_arrays_are_not_followed(name):
+    read, model = READS[name], nn.Linear(4, 2)
+    fast = scheduled(lambda x: model(torch.Tensor(x)).square().mean() * int(read(x)) * len(bytes(2)), model)
     assert "computes with a numpy array" in fast.why
 
 

@@ -17,17 +17,19 @@ import functools
 import operator
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from hocket.arguments import is_size
 from hocket.pystate.origins import user_line
+from hocket.pystate.places import is_a
+from hocket.tracing.recording.step_arrays import StepArray
 from hocket.tracing.scalars.followed_math import exchanged, wherever_held
 from hocket.tracing.scalars.plain import replace_by_plain
 
@@ -100,9 +102,9 @@ class ArrayReads:
             self._note(line)
         self._items.clear()
 
-    def close(self) -> None:
-        """Put the user's own arrays where the step has kept one that stands for them."""
-        replace_by_plain(self._handed_out, plain_arrays)
+    def close(self, others: Sequence[weakref.ref[Any]]) -> None:
+        """Put plain arrays where the step has kept one that stands for them, or one of the `others`."""
+        replace_by_plain([*self._handed_out, *others], plain_arrays)
 
 
 class WatchedArray(np.ndarray[Any, Any]):
@@ -129,7 +131,7 @@ class WatchedArray(np.ndarray[Any, Any]):
         keys = key if type(key) is tuple else (key,)
         if len(keys) == 1 and is_followed(keys[0]) and keys[0].dtype == np.int64:  # rows of a mini-batch
             key, keys = keys[0]._hocket_tensor, ()
-        if type(found) is not np.ndarray or not all(map(_is_basic, keys)):
+        if type(found) is not np.ndarray or not all(map(is_basic, keys)):
             self._hocket_note()
             return found
         return self._hocket_note.watched(found, self._hocket_tensor[key])
@@ -181,7 +183,7 @@ for _name in (
 WatchedArray.__module__, WatchedArray.__name__, WatchedArray.__qualname__ = "numpy", "ndarray", "ndarray"
 
 
-def _is_basic(key: Any) -> bool:
+def is_basic(key: Any) -> bool:
     """True of indices that take the same part of an array as of a tensor, as a view."""
     if type(key) is slice:
         return all(each is None or type(each) is int for each in (key.start, key.stop, key.step)) and (
@@ -231,9 +233,13 @@ def _noted(value: Any) -> Any:
 
 def plain_arrays(value: Any) -> Any:
     """`value` with the user's own arrays in place of those that stand for them."""
-    if not any(isinstance(leaf, WatchedArray) for leaf in tree_leaves(value)):
+    if not any(is_a(leaf, (WatchedArray, StepArray)) for leaf in tree_leaves(value)):
         return value
-    return tree_map_only(WatchedArray, lambda array: array._hocket_plain, value, is_size)
+    return tree_map(_own, value, is_leaf=is_size)
+
+
+def _own(leaf: Any) -> Any:
+    return leaf._hocket_plain if is_a(leaf, WatchedArray) else leaf.plain if is_a(leaf, StepArray) else leaf
 
 
 def as_indices(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -31,6 +31,15 @@ _VALUES = frozenset(
     )
 )  # fmt: skip
 
+# Ops with a bool as their result, and the tensor that it is in.
+QUESTIONS: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten.allclose.default: lambda *args, **kwargs: torch.isclose(*args, **kwargs).all(),
+    torch.ops.aten.equal.default: lambda one, other: (
+        torch.eq(one, other).all() if one.shape == other.shape else torch.zeros((), dtype=torch.bool)
+    ),
+    torch.ops.aten.is_nonzero.default: lambda tensor: tensor,
+}
+
 # Ops whose results have shapes that depend on data, and that do not say so.
 _SHAPES = frozenset({"aten::_pack_padded_sequence", "aten::_nested_tensor_from_mask", "aten::_nested_from_padded"})
 
@@ -100,7 +109,7 @@ EXITS: frozenset[Any] = frozenset(
 )
 
 # Functions that make a tensor of Python data, and where they are given it.
-_MAKERS: dict[Any, int] = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.new_tensor: 1}
+MAKERS: dict[Any, int] = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.new_tensor: 1}
 
 
 def computes_otherwise(func: Any, args: Any, kwargs: Any) -> bool:
@@ -187,7 +196,7 @@ def with_numbers(func: Any, args: Any, read: Callable[[torch.Tensor], Any]) -> A
 
     ``torch.tensor([loss, 1.0])`` reads the loss where no mode is asked.
     """
-    position = _MAKERS.get(func)
+    position = MAKERS.get(func)
     if position is None or len(args) <= position or isinstance(args[position], torch.Tensor):
         return args
     data = tree_map_only(torch.Tensor, read, args[position])

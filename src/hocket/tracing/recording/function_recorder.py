@@ -22,7 +22,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hocket.pystate.origins import user_line
+from hocket.pystate.places import is_a
 from hocket.tracing.program import leaves_in
+from hocket.tracing.recording.array_calls import handed_to_torch
+from hocket.tracing.recording.array_tape import ArrayTape
 from hocket.tracing.recording.arrays import as_indices
 from hocket.tracing.recording.data_reads import (
     CHOOSERS,
@@ -34,6 +37,7 @@ from hocket.tracing.recording.data_reads import (
 )
 from hocket.tracing.recording.op_arguments import Note
 from hocket.tracing.recording.op_recorder import OpRecorder
+from hocket.tracing.recording.step_arrays import StepArray
 from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.followed_math import exchanged, wherever_held
 from hocket.tracing.scalars.late import LateTape
@@ -58,6 +62,7 @@ _ARITHMETIC = frozenset(
     for name in (
         *("add", "sub", "mul", "div", "true_divide", "rsub", "__add__", "__radd__", "__sub__", "__rsub__"),
         *("__mul__", "__rmul__", "__truediv__", "add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__"),
+        *("lt", "le", "gt", "ge", "__lt__", "__le__", "__gt__", "__ge__"),
     )
     if hasattr(owner, name)
 )
@@ -81,16 +86,23 @@ class FunctionRecorder(TorchFunctionMode):
         tape: of the live numbers.
         step_count: returns the live number in a tensor of the optimizer's state, or None if it cannot be followed.
         late: of numbers of tensors. Without it, these are not followed.
+        arrays: of numpy's that are made of tensors, likewise.
     """
 
     def __init__(
-        self, ops: OpRecorder, tape: Tape, step_count: Callable[[torch.Tensor], Any], late: LateTape | None = None
+        self,
+        ops: OpRecorder,
+        tape: Tape,
+        step_count: Callable[[torch.Tensor], Any],
+        late: LateTape | None = None,
+        arrays: ArrayTape | None = None,
     ) -> None:
         super().__init__()
         self.ops = ops
         self.tape = tape
         self.step_count = step_count
         self.late = late or LateTape(tape=tape)
+        self.arrays = arrays or ArrayTape(tape.reasons, False)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -98,6 +110,11 @@ class FunctionRecorder(TorchFunctionMode):
             return func(*plain_tree(args, plain_of), **plain_tree(kwargs, plain_of))
         if func in _AS and args:
             return self._value(args[0], func)
+        if func is torch.Tensor.numpy and len(args) == 1 and not kwargs and self.arrays.can_read(args[0]):
+            return self.arrays.of_tensor(func(args[0]), args[0])
+        if func in _ARITHMETIC and not kwargs and len(args) == 2:
+            args = self._with_operand(args)
+        func, args, kwargs = handed_to_torch(func, args, kwargs)
         name = getattr(func, "__name__", "data")
         if func == torch.Tensor.data.__set__ and not _is_written(*args):  # type: ignore[attr-defined]
             self.ops.give_memory(*args)
@@ -119,8 +136,6 @@ class FunctionRecorder(TorchFunctionMode):
             return made.scatter_(-1, args[0].unsqueeze(-1), 1)
         args = with_numbers(func, args, lambda tensor: self._value(tensor, torch.Tensor.item))
         kwargs = {key: self._scalar(name, key, each) for key, each in kwargs.items()}
-        if func in _ARITHMETIC and not kwargs and len(args) == 2:
-            args = self._with_operand(args)
         live = list(_live_in((args, kwargs)))
         return self._with_numbers(func, args, kwargs, live) if live else func(*args, **kwargs)
 
@@ -147,7 +162,7 @@ class FunctionRecorder(TorchFunctionMode):
         with torch.inference_mode(False), torch.no_grad():
             read = tensor.detach()
             copy = read.clone()  # an op that is dropped, unless the step writes into this memory later
-        read_from = copy if read.is_inference() else read, copy, self.ops.writers.setdefault(self.ops.root(read), [])
+        read_from = copy if read.is_inference() else read, copy, self.ops.writers_of(read)
         with _disable_current_modes():
             return self.late.read(copy.item(), read_from, user_line())
 
@@ -179,7 +194,7 @@ class FunctionRecorder(TorchFunctionMode):
         """The operands of an elementwise op, with a tensor of no dimensions in place of a late number."""
         for place, like in ((0, args[1]), (1, args[0])):
             late = args[place]
-            if isinstance(late, Late) and isinstance(like, torch.Tensor) and like.dtype in _EXACT:
+            if is_a(late, (Late, StepArray)) and isinstance(like, torch.Tensor) and like.dtype in _EXACT:
                 operand = late.tape.operand(late)
                 if operand is not None:
                     return (operand.to(like.dtype), like) if place == 0 else (like, operand.to(like.dtype))

@@ -21,6 +21,8 @@ _UNDECLARED_WRITES = {
     "aten::mkldnn_rnn_layer_backward": ("workspace",),
 }
 
+# Shape, strides, dtype and device.
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 _SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
 
 
@@ -108,3 +110,20 @@ def has_size(name: str, tensor: torch.Tensor, like: Any = None, *others: Any, **
     """Return True for a call that resizes a tensor to the size that it has, which changes nothing."""
     size = getattr(like, "shape", like)
     return name != "aten::set_" and not (others or options) and tuple(size) == tuple(tensor.shape)
+
+
+def layout_of(tensor: torch.Tensor) -> Layout | None:
+    """Return enough of a tensor to make a fake one of it."""
+    if tensor.layout is not torch.strided:
+        return None
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def fake_of(layout: Any, made: dict[Layout, Any]) -> Any:
+    """Return the fake tensor of this layout, for each of a list. `made` has those that were made before."""
+    if isinstance(layout, list):
+        return tuple(fake_of(each, made) for each in layout)
+    if layout is not None and layout not in made:
+        shape, stride, dtype, device = layout
+        made[layout] = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    return None if layout is None else made[layout]

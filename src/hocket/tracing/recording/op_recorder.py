@@ -26,28 +26,26 @@ from hocket.pystate.origins import user_line
 from hocket.tracing.program import map_leaves
 from hocket.tracing.raising import is_foreign, is_other_branch, may_raise
 from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
-from hocket.tracing.recording.data_reads import reads_value, shape_reads, shaped_by_values
+from hocket.tracing.recording.data_reads import QUESTIONS, reads_value, shape_reads, shaped_by_values
 from hocket.tracing.recording.held import Leaf
 from hocket.tracing.recording.module_tracker import ModuleTracker
-from hocket.tracing.recording.op_arguments import Note, has_size, tensors_in, with_plain_numbers, written_arguments
+from hocket.tracing.recording.numpy_calls import CALL_NUMPY, key_of
+from hocket.tracing.recording.op_arguments import (
+    Layout,
+    Note,
+    fake_of,
+    has_size,
+    layout_of,
+    tensors_in,
+    with_plain_numbers,
+    written_arguments,
+)
 from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape
 from hocket.tracing.sources import Constant, Entry
 
-# Ops with a bool as their result, and the tensor that it is in.
-_QUESTIONS: dict[Any, Callable[..., torch.Tensor]] = {
-    torch.ops.aten.allclose.default: lambda *args, **kwargs: torch.isclose(*args, **kwargs).all(),
-    torch.ops.aten.equal.default: lambda one, other: (
-        torch.eq(one, other).all() if one.shape == other.shape else torch.zeros((), dtype=torch.bool)
-    ),
-    torch.ops.aten.is_nonzero.default: lambda tensor: tensor,
-}
 _MOVES_MEMORY = frozenset(("aten::set_", "aten::resize_", "aten::resize_as_"))
-
-
-# Enough of a tensor to make a fake one of it: shape, strides, dtype and device.
-_Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 class OpRecorder(TorchDispatchMode):
@@ -118,7 +116,7 @@ class OpRecorder(TorchDispatchMode):
         self._source_of[id(tensor)] = source
         self.roots[node] = self._root(tensor, outside=True)
         self._nodes[tensor] = node
-        self.layouts[node] = _layout(tensor)
+        self.layouts[node] = layout_of(tensor)
         return node
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
@@ -139,6 +137,17 @@ class OpRecorder(TorchDispatchMode):
         """The memory of a tensor, as a number."""
         return self._root(tensor, outside=self._nodes.get(tensor) is None)
 
+    def writers_of(self, tensor: torch.Tensor) -> list[tuple[fx.Node, int]]:
+        """The ops that have written the memory of a tensor, a list which grows."""
+        with torch._C.DisableTorchFunction():
+            return self.writers.setdefault(self.root(tensor), [])
+
+    def stand_for(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
+        """Let a tensor in memory of its own be what an op has returned."""
+        storage = tensor.untyped_storage()
+        self._root_of[storage._cdata] = (self.root(result), StorageWeakRef(storage))
+        self._nodes[tensor] = self.node_of(result)
+
     def name_alike(self, made: torch.Tensor, data: torch.Tensor) -> None:
         """Note that a tensor is another one by a different name, or in a different class."""
         with torch._C.DisableTorchFunction():
@@ -153,7 +162,7 @@ class OpRecorder(TorchDispatchMode):
         node, made = self._nodes.get(tensor), self._nodes.get(new)
         entry = self._source_of.get(id(tensor))
         is_own = node is not None and self.root(tensor) not in self.outside  # the step has made it, too
-        fits = made is not None and _layout(tensor) == _layout(new) and self.root(new) not in self.outside
+        fits = made is not None and layout_of(tensor) == layout_of(new) and self.root(new) not in self.outside
         if not fits or not (is_own or (isinstance(entry, Entry) and tensor.is_cpu)):
             return self.reasons.add("replaces memory")
         if isinstance(entry, Entry):
@@ -169,10 +178,10 @@ class OpRecorder(TorchDispatchMode):
 
     def finish(self) -> None:
         """Give each node the shape of its value, on fake tensors, as ``meta["val"]``."""
-        made: dict[_Layout, Any] = {}
+        made: dict[Layout, Any] = {}
         with FakeTensorMode(allow_fallback_kernels=True):
             for node, layout in self.layouts.items():
-                node.meta["val"] = _fake(layout, made)
+                node.meta["val"] = fake_of(layout, made)
 
     def leave(self, kind: str, subject: str) -> None:
         """Note a reason for which the rest of the step is not to be looked at, and look away."""
@@ -195,9 +204,9 @@ class OpRecorder(TorchDispatchMode):
             given, roots = self._given((args, kwargs))
             if self.batch.knows(roots):
                 return self.batch.read((func, args, kwargs), given, roots)
-            if func in _QUESTIONS:
+            if func in QUESTIONS:
                 with self:
-                    outcome = self.outcome_of(_QUESTIONS[func](*args, **kwargs))
+                    outcome = self.outcome_of(QUESTIONS[func](*args, **kwargs))
                 if outcome is not None:
                     return outcome
             name = getattr(func, "_schema", func)
@@ -224,6 +233,8 @@ class OpRecorder(TorchDispatchMode):
             return func(*args, **kwargs) if self.reasons else self._recorded(func, args, kwargs, live)
 
     def _recorded(self, func: Any, args: Any, kwargs: Any, live: list[Live]) -> Any:
+        if func is CALL_NUMPY:
+            args = (args[0], key_of(args[1]))  # the dispatcher has made plain text of it
         given, reads = self._given((args, kwargs))
         written = list(tensors_in(list(written_arguments(func, args, kwargs))))
         for tensor in written:
@@ -257,10 +268,10 @@ class OpRecorder(TorchDispatchMode):
         for position, tensor in enumerate(written):
             self.writers.setdefault(self.root(tensor), []).append((node, position))
         if isinstance(result, torch.Tensor):
-            self.layouts[node] = _layout(result)
+            self.layouts[node] = layout_of(result)
             self._nodes[result] = node
         else:
-            self.layouts[node] = [_layout(v) if isinstance(v, torch.Tensor) else None for v in made]
+            self.layouts[node] = [layout_of(v) if isinstance(v, torch.Tensor) else None for v in made]
             for position, value in enumerate(made):
                 if isinstance(value, torch.Tensor):
                     taken = self.graph.create_node("call_function", operator.getitem, (node, position))
@@ -317,7 +328,7 @@ class OpRecorder(TorchDispatchMode):
                 view = self.graph.create_node("call_function", torch.ops.aten.as_strided.default, place)
                 self.order.append(view)
                 self.notes[view] = Note(*self.where.here(), frozenset((root,)), returns=(root,))
-                self.layouts[view], self._nodes[tensor] = _layout(tensor), view
+                self.layouts[view], self._nodes[tensor] = layout_of(tensor), view
                 self.batch.ran(view, self.notes[view])
                 return view
         return None
@@ -380,18 +391,3 @@ class OpRecorder(TorchDispatchMode):
         for each in calls if known else ():
             self.batch.read(*each)
         return known
-
-
-def _layout(tensor: torch.Tensor) -> _Layout | None:
-    if tensor.layout is not torch.strided:
-        return None
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-
-def _fake(layout: Any, made: dict[_Layout, Any]) -> Any:
-    if isinstance(layout, list):
-        return tuple(_fake(each, made) for each in layout)
-    if layout is not None and layout not in made:
-        shape, stride, dtype, device = layout
-        made[layout] = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-    return None if layout is None else made[layout]

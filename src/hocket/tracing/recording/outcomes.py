@@ -159,6 +159,13 @@ class Outcomes:
         self._keep()
         return True
 
+    def may_branch(self) -> bool:
+        """Return True if the step can be undone where the op that runs next finds that it takes another branch."""
+        if not self._can_be_undone():
+            return False
+        self._keep()
+        return True
+
     def catches(self) -> bool:
         """Return whether the user's code may catch what is raised now."""
         return may_catch(sys._getframe(1), self._outside)

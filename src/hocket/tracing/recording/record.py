@@ -28,9 +28,11 @@ from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.batches import folded, holds_arrays
 from hocket.pystate.findings import codes_of, line_about
 from hocket.pystate.origins import step_line, user_line
-from hocket.pystate.places import as_it_stands, is_empty, is_number, is_plain, keeps_graph, same, shown
+from hocket.pystate.places import as_it_stands, is_a, is_empty, is_number, is_plain, keeps_graph, same, shown
 from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.reasons import Reasons
+from hocket.tracing.recording.array_calls import numpy_followed
+from hocket.tracing.recording.array_tape import ArrayTape
 from hocket.tracing.recording.arrays import ArrayReads, plain_arrays, reading_noted
 from hocket.tracing.recording.exits import exits_noted, random_as_ops, renaming_noted
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
@@ -39,6 +41,7 @@ from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.recording.outcomes import Outcomes
 from hocket.tracing.recording.returned import returned_leaf
+from hocket.tracing.recording.step_arrays import StepArray
 from hocket.tracing.recording.step_counts import StepCounts
 from hocket.tracing.recording.trace import Recorded, Result, Trace, UpdateCall, twins_of
 from hocket.tracing.saved_state import KnownState
@@ -63,6 +66,7 @@ def record_step(
     settles: bool = False,
     undoes: bool = False,
     owned: Collection[int] = (),
+    arrays: bool = False,
 ) -> Recorded:
     """Run ``step(batch)`` once and record it.
 
@@ -76,8 +80,9 @@ def record_step(
         undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over. The step
             ends where it does what a graph cannot hold.
         owned: addresses of lists and dicts that outlive the step. Where it returns one, a planned step returns it, too.
+        arrays: arrays that it makes of its tensors are followed.
     """
-    recording = _Recording(places, batch, appended, live_leaves, undoes, owned)
+    recording = _Recording(places, batch, appended, live_leaves, undoes, owned, arrays)
     recording.tape.follows = not settles
     for leaf in recording.leaves:
         if not isinstance(leaf, (torch.Tensor, *PLAIN)):
@@ -104,6 +109,7 @@ class _Recording:
         live_leaves: Collection[int],
         undoes: bool,
         owned: Collection[int],
+        arrays: bool,
     ) -> None:
         self.appended, self.undoes, self.owned = tuple(appended), undoes, owned
         self.leaves, self.spec = tree_flatten(batch)
@@ -112,6 +118,7 @@ class _Recording:
         self.live_leaves = live_leaves
         self.tape = Tape(reasons=Reasons(raises=undoes))
         self.reasons = self.tape.reasons
+        self.arrays = ArrayTape(self.reasons, arrays and not undoes)
         self.reads = ArrayReads(partial(self.reasons.add, "computes with an array", ""))
         self.late = LateTape(tape=self.tape, follows=not undoes, has_whole=places.follows)
         self.sinks: list[Sink] = []
@@ -159,19 +166,24 @@ class _Recording:
         self.outcomes = Outcomes(ops, self.late, gradients, self._waits)
         if not self.undoes:  # else there is no eager step to be made in its place
             self.outcomes.follow(sys._getframe())
+            self.arrays.may_branch, self.arrays.outcome_of = self.outcomes.may_branch, self.outcomes.of
+        self.arrays.follows = self.arrays.follows and not self.known.random_cuda
+        self.arrays.writers, self.arrays.stand_for = ops.writers_of, ops.stand_for
         with ExitStack() as stack:
             if self.undoes:
                 stack.callback(self._undo)
             stack.callback(self.tape.close)
-            stack.callback(self.reads.close)
-            if holds_arrays(self.batch):
+            stack.callback(self.reads.close, self.arrays.handed_out)
+            if self.arrays.follows:
+                stack.enter_context(numpy_followed(self.arrays))
+            elif holds_arrays(self.batch):
                 stack.enter_context(reading_noted())
             stack.callback(self.numbers.put_back, self.undoes)
             stack.callback(where.close)
             with followed_math(), exits_noted(self.reasons), renaming_noted(ops.name_alike), python_functions_open():
                 self.numbers.begin()
                 self.containers = Containers(self.places, self.owned, self._refuse)
-                recorder = FunctionRecorder(ops, self.tape, counts, self.late)
+                recorder = FunctionRecorder(ops, self.tape, counts, self.late, self.arrays)
                 sinks = sinks_held() if self.undoes else sinks_heard(self._note_sink)
                 with (
                     sinks,
@@ -185,6 +197,7 @@ class _Recording:
                     result = step(self._batch())
                     ops.refuse_rewound("its end")
                     self.reads.end()
+                    self.arrays.end()
             self.outside.note(self.reasons, self.line)
             for table, position in self.tape.looked_up:
                 if any(place.owner is table for place in self.places.further):  # the step may have written it before
@@ -203,7 +216,7 @@ class _Recording:
     def _note_sink(self, sink: Sink, make: Callable[..., object], args: Any, kwargs: Any) -> None:
         leaves, spec = tree_flatten((args, kwargs), is_size)
         self.line_of_sinks = user_line()
-        if not all(isinstance(leaf, PLAIN) for leaf in leaves):
+        if not all(isinstance(leaf, PLAIN) and not is_a(leaf, StepArray) for leaf in leaves):
             self.reasons.add("calls a sink", "with what is neither number nor text", self.line_of_sinks)
         if sink.may_raise and self.outcomes.catches():
             self.reasons.add("calls a sink", "where it may catch what that raises", self.line_of_sinks)
@@ -236,7 +249,8 @@ class _Recording:
             found[place] = self.tape.leaf(LiveLeaf(place), found[place])
         if not holds_arrays(self.batch):
             return tree_unflatten(found, self.spec)
-        return replace(self.batch, value=folded(self.batch.tree, iter(found), self.reads.watched))
+        watched = self.arrays.of_tensor if self.arrays.follows else self.reads.watched
+        return replace(self.batch, value=folded(self.batch.tree, iter(found), watched))
 
     def _trace(self, result: Any, added: list[list[Any]]) -> Trace | None:
         ops = self.ops

@@ -23,6 +23,9 @@ from hocket.tracing.sources import Entry, Gradient
 from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import Inventory
 
+_ARRAYS = ("array", "scalar")
+_MADE = ("item", "tensor", *_ARRAYS)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -36,6 +39,7 @@ class Result:
 
             - ``tensor``: the tensor that a node makes
             - ``item``: the number inside of it
+            - ``array`` or ``scalar``: the array of numpy's in its memory, or the number in that
             - ``number``: one of the tape
             - ``late``: one of the late tape, whose inputs are the last leaves of the tree
             - ``place``: the object that stands at a source when the step is over, a parameter for example
@@ -57,6 +61,9 @@ class Result:
                 found.append(stands(leaf))
             elif kind == "late":
                 found.append(late[leaf.index])
+            elif kind in _ARRAYS:
+                array = next(following).numpy()
+                found.append(array if kind == "array" else array[()])
             else:
                 found.append(leaf if kind == "value" else next(following))
         return found
@@ -104,9 +111,7 @@ class Trace:
 
     def moved_to(self, node_of: Callable[[fx.Node], Any], **others: Any) -> Trace:
         """The trace of other ops that leave the same values behind, by the node that stands for each of this one's."""
-        leaves = tuple(
-            (kind, node_of(leaf) if kind in ("item", "tensor") else leaf) for kind, leaf in self.result.leaves
-        )
+        leaves = tuple((kind, node_of(leaf) if kind in _MADE else leaf) for kind, leaf in self.result.leaves)
         return replace(
             self,
             result=replace(self.result, leaves=leaves),
@@ -119,7 +124,7 @@ class Trace:
     @property
     def left_behind(self) -> list[fx.Node]:
         """The nodes of what it returns, and of what it leaves as gradients and in other places."""
-        nodes = [leaf for kind, leaf in self.result.leaves if kind in ("item", "tensor")]
+        nodes = [leaf for kind, leaf in self.result.leaves if kind in _MADE]
         return [*nodes, *(n for n in self.gradients.values() if n is not None), *self.rebound.values()]
 
     @property

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from hocket.pystate.places import Followed
+from hocket.pystate.places import Followed, is_a
 from hocket.tracing.scalars.membership import keys_asked
 
 
@@ -148,7 +148,7 @@ def wrap(tape: NumberTape, entry: int, value: Any) -> Any:
 
 def plain_of(value: Any) -> Any:
     """The plain number of a live or late one. Any other value as it is."""
-    return value.plain if isinstance(value, (Live, Late)) else value
+    return value.plain if is_a(value, Followed) else value
 
 
 def computed(
@@ -167,7 +167,7 @@ def plain_tree(value: Any, plain: Callable[[Any], Any] | None = None) -> Any:
 
     With `plain`, that takes the place of those outside of slices. Those in an index must be the same in later steps.
     """
-    if isinstance(value, (Live, Late)):
+    if is_a(value, Followed):
         return value.tape.settle(value) if plain is None else plain(value)
     if type(value) in (list, tuple):
         return type(value)(plain_tree(element, plain) for element in value)
@@ -184,11 +184,16 @@ _ORDERS = (operator.lt, operator.le, operator.gt, operator.ge)
 _PREDICATES = {np.isfinite: math.isfinite, np.isnan: math.isnan, np.isinf: math.isinf}
 
 
+def _is_number(value: Any) -> bool:
+    """False of arrays of the step, whose class may be that of a number of numpy's."""
+    return isinstance(value, (int, float)) and (is_a(value, (Live, Late)) or not is_a(value, Followed))
+
+
 def _computed(function: Callable[..., Any], one: Live | Late, *operands: Any) -> Any:
     other = operands[0] if operands[1] is one else operands[1]
     if isinstance(other, Late) and not isinstance(one, Late):
         return NotImplemented  # a late number knows what to do with a live one
-    if isinstance(other, (int, float)):
+    if _is_number(other):
         return one.tape.apply(function, *operands)
     if operands[0] is one and _has_python_method(other, function):
         return NotImplemented
@@ -226,7 +231,7 @@ def _compared(function: Callable[..., Any]) -> Any:
     def compare(self: Any, other: Any) -> Any:
         if isinstance(self, Live) and isinstance(other, Late):
             return NotImplemented  # as above
-        if isinstance(other, (int, float)):
+        if _is_number(other):
             return self.tape.guard(function, self, other)
         if isinstance(other, numbers.Number) or (function in _ORDERS and isinstance(other, _NO_NUMBERS)):
             return function(self.tape.settle(self), other)
@@ -244,7 +249,7 @@ def _method(name: str) -> Any:
 
 
 def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-    if method == "__call__" and not kwargs and all(isinstance(value, (int, float)) for value in inputs):
+    if method == "__call__" and not kwargs and all(map(_is_number, inputs)):
         if ufunc in _PREDICATES:
             return np.bool_(self.tape.guard(_PREDICATES[ufunc], *inputs))
         if isinstance(ufunc(*map(plain_of, inputs)), float):
@@ -333,7 +338,8 @@ class LiveInt(Live, torch.SymInt):
 
     def item_of(self, table: Any) -> Any:
         """The item of a list or an array at this position, which another step looks up at its own."""
-        if type(found := table[self.plain]) not in (int, float, np.float64):
+        found = table[self.plain]
+        if type(found) not in (int, float, np.float64) or getattr(table, "ndim", 1) > 1:
             self.tape.settle(self)
             return found
         self.tape.looked_up.append((table, self))
