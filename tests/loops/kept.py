@@ -238,3 +238,19 @@ def sums_that_begin_as_tensors(model, optimizer, batches) -> Loop:
         result.mul_(2)  # which is the loop's own
 
     return Loop(step, model, optimizer, batches, lambda: {"log": log, **totals}, after)
+
+
+@loop(planned=True)
+def largest_so_far(model, optimizer, batches) -> Loop:
+    """The number stays as it is for the first steps, in which the loop is recorded."""
+    largest, kept = {"logit": 2.0}, SimpleNamespace(logit=2.0)
+
+    def step(batch):
+        logits = model(batch[0])
+        loss = F.cross_entropy(logits, batch[1])
+        largest["logit"] = max(largest["logit"], float(logits.detach().max()))
+        kept.logit = max(kept.logit, float(logits.detach().numpy().max()))
+        update(optimizer, loss)
+        return loss.detach()
+
+    return Loop(step, model, optimizer, batches, lambda: {"largest": largest, "kept": vars(kept)})

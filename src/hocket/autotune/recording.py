@@ -145,12 +145,28 @@ def _judged(config: TunerConfig, seen: Watched, recorder: StepRecorder) -> Recor
         unseen = [
             change for change in unseen if change.then is not ABSENT or _was_looked_at(change, seen, recorder.names)
         ]
+    if kept := [change for change in _kept(recorded, seen) if not recorder.knows(change)]:
+        unseen += kept
+        watch.note_moving(kept, seen.before)  # so that it is followed from now on
     if unseen or watch.executed.num_new_of_user:
         what = f"changes {named(unseen)}" if unseen else f"runs {watch.executed.newest} for the first time"
         why = f"it did something new in each recorded step: the last one {what}; make it once, outside the step"
         return RecordedForm(seen.result, guards, is_settled=False, reason=why)
     trace.places.twins.extend(_pinned(trace.places, seen.before, watch.rebound))
     return RecordedForm(seen.result, guards, captured_from(trace, recorder.signature, config.step, recorded.batch))
+
+
+def _kept(recorded: Recorded, seen: Watched) -> Iterator[Change]:
+    """Places that hold what stood for a number, also where the step has found the same number there."""
+    values = {id(holder): set(map(id, found)) for holder, found in recorded.kept}
+    assert seen.before is not None
+    for key, group in seen.after.groups.items():
+        then = seen.before.groups.get(key)
+        if id(group.owner) not in values or then is None or len(then.values) != len(group.values):
+            continue  # a change that is seen
+        for position, (old, new) in enumerate(zip(then.values, group.values, strict=True)):
+            if id(new) in values[id(group.owner)]:
+                yield Change(group.place(position), old, new)
 
 
 def _pinned(places: Inventory, before: Reachable, rebound: Container[Any]) -> Iterator[tuple[Entry, Entry]]:

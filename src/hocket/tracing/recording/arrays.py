@@ -102,9 +102,9 @@ class ArrayReads:
             self._note(line)
         self._items.clear()
 
-    def close(self, others: Sequence[weakref.ref[Any]]) -> None:
+    def close(self, others: Sequence[weakref.ref[Any]]) -> list[tuple[Any, list[Any]]]:
         """Put plain arrays where the step has kept one that stands for them, or one of the `others`."""
-        replace_by_plain([*self._handed_out, *others], plain_arrays)
+        return replace_by_plain([*self._handed_out, *others], plain_arrays)
 
 
 class WatchedArray(np.ndarray[Any, Any]):

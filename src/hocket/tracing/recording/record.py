@@ -169,11 +169,12 @@ class _Recording:
             self.arrays.may_branch, self.arrays.outcome_of = self.outcomes.may_branch, self.outcomes.of
         self.arrays.follows = self.arrays.follows and not self.known.random_cuda
         self.arrays.writers, self.arrays.stand_for = ops.writers_of, ops.stand_for
+        kept: list[Any] = []
         with ExitStack() as stack:
             if self.undoes:
                 stack.callback(self._undo)
-            stack.callback(self.tape.close)
-            stack.callback(self.reads.close, self.arrays.handed_out)
+            stack.callback(lambda: kept.extend(self.tape.close()))
+            stack.callback(lambda: kept.extend(self.reads.close(self.arrays.handed_out)))
             if self.arrays.follows:
                 stack.enter_context(numpy_followed(self.arrays))
             elif holds_arrays(self.batch):
@@ -208,7 +209,7 @@ class _Recording:
             found = self._trace(result, added)
             trace = None if leaves else found  # else it is recorded again, with those leaves in their places
             plain = settled_result(plain_arrays(result))
-            return Recorded(plain, trace, self.reasons.first, leaves, bool(self.made), self.batch_before)
+            return Recorded(plain, trace, self.reasons.first, leaves, bool(self.made), self.batch_before, kept)
 
     def _is_leaf(self, value: Any) -> bool:
         return is_size(value) or self.containers.leaf(value) is not None

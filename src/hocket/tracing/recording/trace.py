@@ -145,6 +145,8 @@ class Recorded:
     leaves: tuple[torch.Tensor, ...] = ()
     makes_state: bool = False  # an optimizer has made state, so that a later step may be a graph where this one is none
     batch: Any = None  # as it was before the step, which may have emptied its lists
+    # containers in which it has put what stands for numbers or arrays, each with the plain values that may be in it now
+    kept: Sequence[tuple[Any, Sequence[Any]]] = ()
 
 
 def twins_of(before: Mapping[Any, torch.Tensor]) -> Iterator[tuple[Any, Any]]:

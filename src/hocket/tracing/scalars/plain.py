@@ -42,8 +42,14 @@ def settled_result(result: Any) -> Any:
     return plain_result(result, is_size)
 
 
-def replace_by_plain(handed_out: Sequence[weakref.ref[Any]], plain_one: Callable[[Any], Any] = plain_of) -> None:
-    """Put the plain values where the user's containers and objects hold one of these."""
+def replace_by_plain(
+    handed_out: Sequence[weakref.ref[Any]], plain_one: Callable[[Any], Any] = plain_of
+) -> list[tuple[Any, list[Any]]]:
+    """Put the plain values where the user's containers and objects hold one of these.
+
+    Returns these containers, each with the values of which it has one now.
+    """
+    found: list[tuple[Any, list[Any]]] = []
     left = {id(number): number for number in (reference() for reference in handed_out) if number is not None}
     known: set[int] = {id(left)}
     while left:
@@ -57,10 +63,12 @@ def replace_by_plain(handed_out: Sequence[weakref.ref[Any]], plain_one: Callable
                 further[id(holder)] = holder
             else:
                 _put(holder, plain)
+                found.append((holder, list(plain.values())))
         known |= {id(plain), id(further)}
         # A tuple is made anew, and so is what holds it.
         left = dict(further)
         known.add(id(left))
+    return found
 
 
 def _key_of_call(key: Any) -> Any:

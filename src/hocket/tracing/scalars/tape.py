@@ -187,11 +187,12 @@ class Tape:
         entries = (self.entries[each] for each in self.needed([index]))
         return {leaf for function, leaf in entries if function is None}
 
-    def close(self) -> None:
-        """End the recording: the numbers that the step kept become plain ones."""
+    def close(self) -> list[tuple[Any, list[Any]]]:
+        """End the recording: the numbers that the step kept become plain ones. See `replace_by_plain`."""
         self.closed = True
-        replace_by_plain(self.handed_out)
+        found = replace_by_plain(self.handed_out)
         self.handed_out.clear()
+        return found
 
     def reopened(self) -> Tape:
         """A tape that goes on where this closed one ended."""
