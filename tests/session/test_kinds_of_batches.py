@@ -339,7 +339,7 @@ def test_a_first_statement_that_computes_with_an_array_stays_python(also):
 
 
 @pytest.mark.parametrize("also", COMPUTED)
-def test_a_step_that_computes_with_an_array_stays_eager_and_says_so(also):
+def test_a_step_that_computes_with_an_array_is_planned_or_says_why_not(also):
     def make() -> Program:
         found = program()()
         read = computed(also)
@@ -350,8 +350,11 @@ def test_a_step_that_computes_with_an_array_stays_eager_and_says_so(also):
         return Program(step, found.model, found.optimizer)
 
     fast = ran(make, arrays)
-    assert "computes with a numpy array of its batch" in fast.why
-    assert "test_kinds_of_batches.py:" in fast.why
+    if also in ("float", "size", "text"):
+        assert "computes with a numpy array" in fast.why
+        assert "test_kinds_of_batches.py:" in fast.why
+    else:
+        assert fast._pool.current.captured is not None
 
 
 def test_the_step_returns_its_own_array():

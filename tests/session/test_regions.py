@@ -213,7 +213,7 @@ def test_a_scaler_steps_planned_updates() -> None:
 
         def step(x: torch.Tensor, y: torch.Tensor) -> float:
             output = model(x)
-            loss = F.cross_entropy(output[np.argsort(output.detach().numpy().sum(1))], y)
+            loss = F.cross_entropy(output[np.argsort(np.array(output.detach().tolist()).sum(1))], y)
             optimizer.zero_grad()
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)

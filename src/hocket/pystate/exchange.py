@@ -148,7 +148,8 @@ def _tensor_of(kind: Any, *data: Any) -> Any:
     is_array = is_a(value, Followed) and isinstance(value, np.ndarray) and len(value.shape)
     if is_array or (is_a(value, list) and any(is_a(each, Followed) for each in value)):
         return torch.tensor(value, dtype=torch.get_default_dtype() if kind is torch.Tensor else kind.dtype)
-    return kind(*data)
+    are_arrays = isinstance(value, (np.ndarray, np.generic)) and is_a(value, Followed)
+    return kind(value.tape.settle(value)) if are_arrays else kind(*data)
 
 
 def as_float(*values: Any) -> Any:

@@ -53,10 +53,11 @@ class ArrayMemory:
     Attributes:
         is_constant: it holds what every step computes alike.
         is_seen: others may read and write it.
+        is_given: it is that of an array of the batch.
     """
 
-    def __init__(self, *, is_constant: bool = False, is_seen: bool = False) -> None:
-        self.is_constant, self.is_seen = is_constant, is_seen
+    def __init__(self, *, is_constant: bool = False, is_seen: bool = False, is_given: bool = False) -> None:
+        self.is_constant, self.is_seen, self.is_given = is_constant, is_seen, is_given
 
 
 class ArrayTape:
@@ -100,6 +101,16 @@ class ArrayTape:
         made = self._new(array, ArrayMemory(is_seen=True), self._next())
         self._inputs[made.index] = (read, None, len(self.writers(read)))
         return made
+
+    def of_batch(self, array: Any, tensor: torch.Tensor) -> StepArray:
+        """Return the stand-in for an array of the batch."""
+        made = self.of_tensor(array, tensor)
+        made.memory.is_given = True
+        return made
+
+    def left_tensor(self, array: StepArray) -> torch.Tensor | None:
+        """The tensor of an array that the step leaves behind. None for the user's own, of which there is one object."""
+        return None if array.memory.is_given else self.tensor_of(array)
 
     def part_of(self, array: StepArray, key: Any) -> StepArray | None:
         """A part of an array in a tensor's memory by indices that both take, or None where it has to be a call."""

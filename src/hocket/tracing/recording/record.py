@@ -250,7 +250,7 @@ class _Recording:
             found[place] = self.tape.leaf(LiveLeaf(place), found[place])
         if not holds_arrays(self.batch):
             return tree_unflatten(found, self.spec)
-        watched = self.arrays.of_tensor if self.arrays.follows else self.reads.watched
+        watched = self.arrays.of_batch if self.arrays.follows else self.reads.watched
         return replace(self.batch, value=folded(self.batch.tree, iter(found), watched))
 
     def _trace(self, result: Any, added: list[list[Any]]) -> Trace | None:

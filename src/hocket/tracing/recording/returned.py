@@ -54,7 +54,7 @@ def returned_leaf(
             ops.reasons.add("returns a graph", _shown(leaf), line)
         name = None if not leaf.requires_grad else "" if leaf.grad_fn is None else leaf.grad_fn.name()
         return "tensor", ops.node_of(leaf), name
-    if is_a(leaf, StepArray) and (tensor := leaf.tape.tensor_of(leaf)) is not None:
+    if is_a(leaf, StepArray) and (tensor := leaf.tape.left_tensor(leaf)) is not None:
         return "array" if is_a(leaf.plain, np.ndarray) else "scalar", ops.node_of(tensor), None
     if is_a(leaf, StepArray) or not isinstance(leaf, PLAIN):
         ops.reasons.add("returns unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", line)

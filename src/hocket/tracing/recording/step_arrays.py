@@ -154,6 +154,10 @@ class StepArray(np.lib.mixins.NDArrayOperatorsMixin, Followed):
         return func(*settled(args), **settled(kwargs or {}))
 
 
+# Code that chooses by the name of a type finds numpy's.
+StepArray.__module__, StepArray.__name__, StepArray.__qualname__ = "numpy", "ndarray", "ndarray"
+
+
 def settled(value: Any) -> Any:
     """`value` with plain arrays, which leave our sight."""
     if is_a(value, StepArray):
