@@ -16,8 +16,6 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 KINDS = ("decisions", "compiled", "native", "partition")
 CORE_PREFIX = "hocket_lanes_"
 CHECKSUM_SUFFIX = ".checksum"
@@ -29,12 +27,12 @@ _CHECKSUM_CHARACTERS = 32
 
 
 def cache_folder(name: str) -> Path:
-    """The folder with this name in the user's cache folder, which need not exist.
+    """The folder with this name in the user's cache folder (XDG Base Directory Specification), which need not exist.
 
     A process without a home directory has one in the folder for temporary files, which may not be writable either.
     """
     try:
-        return user_cache_path("hocket", appauthor=False) / name
+        return Path(os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache") / "hocket" / name
     except RuntimeError:
         user = os.getuid()
     try:
