@@ -138,14 +138,14 @@ class Saved:
                 table[key] = container
         with torch.no_grad():
             for entry, tensor, value in self._entries:
-                _put(tensor, value)
+                write_into(tensor, value)
                 entry.put(tensor)
             for gradient, tensor, value in self._gradients:
                 if tensor is not None and value is not None:
-                    _put(tensor, value)
+                    write_into(tensor, value)
                 gradient.set(tensor)
             for tensor, value in self._further:
-                _put(tensor, value)
+                write_into(tensor, value)
         made: dict[int, Any] = {}
         for entry, number in self._numbers:
             entry.put(as_it_stands(number, made))
@@ -178,8 +178,8 @@ def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.detach().clone()
 
 
-def _put(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Write into a tensor of any layout: elements of an expanded one share memory, which torch refuses to write."""
+def write_into(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy into a tensor of any layout: elements of an expanded one share memory, which torch refuses to write."""
     if torch._debug_has_internal_overlap(tensor) == OVERLAPS:
         for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
             if stride == 0 and size > 1:

@@ -26,8 +26,8 @@ from hocket.execution.streams.graph_parts import graph_parts, input_tensors
 from hocket.execution.streams.lanes import Launch, StreamLanes, launch_plan_of
 from hocket.ir import Plan, Timeline
 from hocket.tracing.captured import Captured, Frame
-from hocket.tracing.saved_state import copies_of
-from hocket.tracing.sources import BatchLeaf
+from hocket.tracing.saved_state import copies_of, write_into
+from hocket.tracing.sources import BatchLeaf, Gradient
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +52,11 @@ class GraphedLanes(StreamLanes):
             Launch(self, launch_plan_of(program, captured.graph, plan, [op for op in order if op in ops]))
             for ops in (parts.before, parts.inside, parts.after)
         )
-        needed = set(program.kept)
-        self._leaves_after = _filled(self, parts.after, needed)
-        needed.update(*(program.by_name[op].reads for op in parts.after))
-        self._leaves_inside = _filled(self, parts.inside, needed)
-        needed.update(*(program.by_name[op].reads for op in parts.inside))
-        self._leaves_before = _filled(self, parts.before, needed)
+        late = set(program.kept).union(*(program.by_name[op].reads for op in parts.after))
+        inside = set().union(*(program.by_name[op].reads for op in parts.inside))
+        self._leaves_after = _filled(self, parts.after, set(program.kept))
+        self._leaves_inside = _filled(self, parts.inside, late)
+        self._leaves_before = _filled(self, parts.before, late | inside)
         bound = {source: slot for source, slot in (*captured.rebound, *captured.gradients) if slot is not None}
         tensors = input_tensors(captured)
         self._copied = {
@@ -67,14 +66,27 @@ class GraphedLanes(StreamLanes):
             # A tensor that is written in place keeps its address, and must not be a copy.
             if type(source) is BatchLeaf or bound.get(source, slot) != slot
         }
-        self._copied.update(self._leaves_before)
-        self._written_back = self._copied & tensors.keys() & captured.written_slots
+        self._written_back = self._copied & captured.written_slots
+        given = inside.intersection(self._leaves_before)
+        self._copied |= given
+        changed = {buffer for op in parts.inside for buffer in captured.graph[op].writes}
+        if any(not changed.isdisjoint(captured.graph[op].writes) for op in parts.before):
+            self._written_back |= given
+        views = _views_of_inputs(captured)
+        # Inputs of which the graph keeps the address. Ops outside of it find the others where they are.
+        self._fixed = {slot for slot, _ in captured.inputs if slot not in self._copied and views[slot] & inside}
         self._results = {
             captured.lowered.slot_of[leaf] for kind, leaf in captured.trace.result.leaves if kind == "tensor"
         }
-        # Slots whose value is held by its place alone when the next step begins, or by nothing.
-        read = {source for _, source in captured.inputs}
-        self._places_that_hold = {slot: int(source in read) for source, slot in bound.items()}
+        # The next replay writes over the graph's memory. So the caller gets copies of results, and a place gets one if
+        # its value is read after a replay, such as one that another place takes over.
+        read = {source: views[slot] for slot, source in captured.inputs}
+        taken = {slot for source, slot in bound.items() if read.get(source, set()) & late}
+        self._handed_copies = (self._results | taken).intersection(self._leaves_inside)
+        # The others, by how many places hold each when the next step begins: gradients that it does not read are gone.
+        self._num_places = dict.fromkeys(bound.values(), 0)
+        for source, slot in bound.items():
+            self._num_places[slot] += source in read or type(source) is not Gradient
         self._is_warm = False
         self._num_captures = 0
         self._forget()
@@ -90,8 +102,8 @@ class GraphedLanes(StreamLanes):
         if not (self._may_replay(frame) and self._has_replayed(frame)):
             self._launch(self._inside, frame, self._leaves_inside)
         self._launch(self._after, frame, self._leaves_after)
-        for slot in self._results.intersection(self._leaves_inside):
-            frame.values[slot] = frame.values[slot].clone()  # the next replay writes over the graph's own
+        for slot in self._handed_copies:
+            frame.values[slot] = frame.values[slot].clone()
 
     def launched(self, batch: Any) -> Any:
         frame = self.begin(batch)
@@ -160,7 +172,7 @@ class GraphedLanes(StreamLanes):
         """Replay the graph, or return False if the device refuses to launch it. Then no op of it has run."""
         assert self._replay is not None
         for slot in self._copied:  # what may be another tensor in each step, to where the graph reads it
-            self._static[slot].copy_(frame.values[slot], non_blocking=True)
+            write_into(self._static[slot], frame.values[slot])
         try:
             self._replay()
         except Exception as error:  # noqa: BLE001  # an error of an earlier op is raised by the next launch as well
@@ -186,13 +198,11 @@ class GraphedLanes(StreamLanes):
     def _hand_over(self, frame: Frame) -> None:
         """Give what the graph has made to ops after it and to the caller."""
         for slot in self._written_back:
-            frame.values[slot].copy_(self._static[slot])
-        for slot in self._leaves_before:
-            frame.values[slot] = self._static[slot]
+            write_into(frame.values[slot], self._static[slot])
         for slot, given in self._given.items():
-            if slot in self._places_that_hold and slot not in self._results:
-                self._num_holders[slot] = _num_holders(given) + self._places_that_hold[slot]
-                frame.values[slot] = given.detach()
+            if slot in self._num_places and slot not in self._handed_copies:
+                self._num_holders[slot] = _num_holders(given) + self._num_places[slot]
+                frame.values[slot] = given.data  # unlike `detach` no view, of which each place would get its own
             else:
                 frame.values[slot] = given
 
@@ -212,7 +222,7 @@ class GraphedLanes(StreamLanes):
             values[slot] = copy
         # Views of what is copied must be views of the copy.
         captured._started(values, frame.numbers)
-        self._seen = {slot: _where(values[slot]) for slot, _ in captured.inputs if slot not in self._copied}
+        self._seen = {slot: _where(values[slot]) for slot in self._fixed}
         self._given = dict.fromkeys(self._leaves_inside)
         static = Frame(_Keeping(values, self._given), frame.numbers)
         self._replay = self.device.graph(lambda: self._inside(static))
@@ -259,6 +269,16 @@ def _filled(lanes: StreamLanes, ops: Iterable[str], needed: set[int]) -> tuple[i
     """The slots that these ops fill and that are needed after them."""
     by_name = lanes.captured.program.by_name
     return tuple(sorted({slot for op in ops for slot in by_name[op].fills} & needed))
+
+
+def _views_of_inputs(captured: Captured) -> dict[int, set[int]]:
+    """By the slot of each input: itself, and the views of it that are made at the begin of a step."""
+    found = {slot: {slot} for slot, _ in captured.inputs}
+    for call in captured.program.prologue.calls:
+        for views in found.values():
+            if not views.isdisjoint(call.reads):
+                views.update(call.outs.values())
+    return found
 
 
 def _num_holders(tensor: torch.Tensor) -> int:
