@@ -165,6 +165,11 @@ SETTINGS = {
         torch._C._set_cudnn_benchmark,
         (False, True),
     ),
+    "matmul": (
+        lambda: torch.backends.cuda.matmul.allow_fp16_accumulation,
+        torch._C._set_cublas_allow_fp16_accumulation,
+        (False, True),
+    ),
     "attention": (lambda: torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.enable_flash_sdp, (True, False)),
     "device": (lambda: torch.get_default_device().type == "meta", torch.set_default_device, (None, "meta")),
     "recursion": (lambda: sys.getrecursionlimit() % 2, sys.setrecursionlimit, (3000, 3001)),

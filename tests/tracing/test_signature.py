@@ -188,9 +188,30 @@ def default_device():
     torch.set_default_device(None)
 
 
+@contextlib.contextmanager
+def less_precise(name):
+    matmul = torch.backends.cuda.matmul
+    usual = getattr(matmul, name)
+    setattr(matmul, name, not usual)
+    yield
+    setattr(matmul, name, usual)
+
+
+@contextlib.contextmanager
+def other_attention():
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(True)
+
+
 @pytest.mark.parametrize(
     "around",
     [
+        *(lambda: less_precise("allow_bf16_reduced_precision_reduction"), other_attention),
+        *(
+            lambda: less_precise("allow_fp16_accumulation"),
+            lambda: less_precise("allow_fp16_reduced_precision_reduction"),
+        ),
         *(lambda: precision(torch.backends, "tf32"), lambda: precision(torch.backends.mkldnn.matmul, "bf16")),
         *(lambda: precision(torch.backends.mkldnn.conv, "bf16"), default_dtype, default_device, torch.no_grad),
         *(lambda: torch.autocast("cpu", dtype=torch.bfloat16), lambda: torch.autocast("cpu", dtype=torch.float16)),

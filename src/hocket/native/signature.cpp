@@ -38,7 +38,7 @@ namespace py = pybind11;
 // Torch's switches that change which kernels run, in which order they add, or which Python code sees the ops: those of
 // `hocket.tracing.switches`, and those of the thread.
 struct Switches {
-  std::array<uint64_t, 13> words;
+  std::array<uint64_t, 14> words;
 
   static Switches now() {
     const auto& context = at::globalContext();
@@ -48,6 +48,7 @@ struct Switches {
           context.deterministicFillUninitializedMemory(), context.userEnabledMkldnn(), context.userEnabledNNPACK(),
           context.userEnabledCuDNN(), context.deterministicCuDNN(), context.benchmarkCuDNN(),
           context.userEnabledFlashSDP(), context.userEnabledMemEfficientSDP(), context.userEnabledMathSDP(),
+          context.userEnabledCuDNNSDP(), context.allowFP16AccumulationCuBLAS(),
           c10::InferenceMode::is_enabled(), torch::autograd::AnomalyMode::is_enabled(), c10::GradMode::is_enabled(),
           at::autocast::is_autocast_enabled(at::kCPU), at::autocast::is_autocast_enabled(at::kCUDA),
           at::autocast::is_autocast_cache_enabled(), at::SavedTensorDefaultHooks::is_enabled(),
@@ -58,6 +59,7 @@ struct Switches {
     return {{flags, word(at::impl::PythonTorchFunctionTLS::stack_len()), word(c10::impl::TorchDispatchModeTLS::stack_len()),
              word(at::autocast::get_autocast_dtype(at::kCPU)), word(at::autocast::get_autocast_dtype(at::kCUDA)),
              word(c10::get_default_dtype_as_scalartype()), precisions(context),
+             word(context.allowFP16ReductionCuBLAS()) << 8 | word(context.allowBF16ReductionCuBLAS()),
              word(at::get_num_threads()), word(at::SavedTensorDefaultHooks::get_tls_state().stack.size()),
              word(context.qEngine()), keys.included_.raw_repr(), keys.excluded_.raw_repr(), denormals()}};
   }

@@ -33,12 +33,20 @@ class ProcessSetting:
 
 
 _PRECISIONS = [(backend, op) for backend in ("mkldnn", "cuda") for op in ("matmul", "conv", "rnn")]
+_MATMUL = (
+    *("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"),
+    "allow_fp16_accumulation",
+)
 _ATTENTIONS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
 
 
 def _precisions() -> tuple[str, ...]:
     """The precisions of float32 that kernels ask for. `torch.get_float32_matmul_precision` raises where they differ."""
     return tuple([torch._C._get_fp32_precision_getter(backend, op) for backend, op in _PRECISIONS])
+
+
+def _matmul() -> tuple[Any, ...]:
+    return tuple([getattr(torch._C, f"_get_cublas_{name}")() for name in _MATMUL])
 
 
 def _enabled() -> tuple[Any, ...]:
@@ -61,6 +69,7 @@ KERNELS = (
     ProcessSetting("torch.backends.enabled", _enabled),
     ProcessSetting("torch.backends.cudnn.benchmark", lambda: torch.backends.cudnn.benchmark),
     ProcessSetting("torch.backends.cudnn.deterministic", lambda: torch.backends.cudnn.deterministic),
+    ProcessSetting("torch.backends.cuda.matmul", _matmul, _MATMUL),
     ProcessSetting("torch.backends.quantized.engine", lambda: torch.backends.quantized.engine),
     ProcessSetting(
         "torch.backends.cuda.flash_sdp_enabled",

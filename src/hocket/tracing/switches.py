@@ -50,6 +50,8 @@ def obstacle() -> str:
         return "many gradients are taken at once (is_grads_batched=True)"
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return "hooks on saved tensors are set (torch.autograd.graph.saved_tensors_hooks)"
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return "the current stream captures a CUDA graph"
     return ""
 
 

@@ -76,7 +76,7 @@ class StreamDevice(ABC):
         """Capture the launches of `work` on the current stream and on those that wait for it. Return the replay.
 
         Nothing has run when this returns. Memory of the ops stays allocated as long as the replay exists. Each replay
-        records the timed events that `work` records.
+        records the timed events that `work` records. One that raises has run nothing, and drawn nothing.
 
         Raises:
             Exception: the launches cannot be captured. Nothing has run, and the current stream is what it was.
@@ -149,14 +149,21 @@ class CudaDevice(StreamDevice):
                 with self._capturing(made, pool):
                     work()
             except BaseException:
-                # Torch raises at the capture's end before it goes back to the stream of the caller.
-                torch.cuda.set_stream(before)
                 self._mend(pool)
+                # Torch raises at a capture's end before it goes back to the stream of the caller.
+                torch.cuda.set_stream(before)
                 raise
 
+        generator = torch.cuda.default_generators[self.index]
+
         def replay() -> None:
+            offset = generator.get_offset()
             with torch.cuda.device(self.index):
-                made.replay()
+                try:
+                    made.replay()
+                except BaseException:
+                    generator.set_offset(offset)  # torch counts the draws of a replay before it launches it
+                    raise
 
         return replay
 

@@ -8,11 +8,13 @@ count on the CPU, a batch that the step itself moves to the device. What depends
     batch to the device | forward, backward    | updates with this step's learning rate
 
 *Before* are ops on tensors of the host that depend on none of the graph, *after* all others that are left out, and
-whatever depends on them.
+whatever depends on them. Attention with dropout hands on the seed of its draws, which is on the device in a graph and
+on the CPU outside of one. So it is left out where its backward is.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +23,11 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.execution.streams.device import StreamDevice
 from hocket.tracing.captured import Captured
-from hocket.tracing.program import Call
+from hocket.tracing.program import Action, Call
 from hocket.tracing.sources import BatchLeaf
 from hocket.tracing.standing import value_now
+
+_SEED = re.compile("philox|rng_state")
 
 
 @dataclass(frozen=True)
@@ -37,19 +41,37 @@ class GraphParts:
 
 def graph_parts(captured: Captured, device: StreamDevice) -> GraphParts:
     """Divide the ops of a step that `device` runs."""
-    graph = captured.graph
+    graph, program = captured.graph, captured.program
     of_host = host_ops(captured, device)
-    numbered = {action.name for action in captured.program.actions if any(call.numbers for call in action.calls)}
-    left_out = of_host | numbered
-    before: set[str] = set()
-    after: set[str] = set()
-    for name in graph.order:
-        others = graph.predecessors[name]
-        if name in of_host and before.issuperset(others):
-            before.add(name)
-        elif name in left_out or not after.isdisjoint(others):
-            after.add(name)
-    return GraphParts(frozenset(before), frozenset(graph.order) - before - after, frozenset(after))
+    left_out = of_host | {action.name for action in program.actions if any(call.numbers for call in action.calls)}
+    while True:
+        before: set[str] = set()
+        after: set[str] = set()
+        for name in graph.order:
+            others = graph.predecessors[name]
+            if name in of_host and before.issuperset(others):
+                before.add(name)
+            elif name in left_out or not after.isdisjoint(others):
+                after.add(name)
+        read = {slot for name in after for slot in program.by_name[name].reads}
+        sowing = {a.name for a in program.actions if a.name not in after and not read.isdisjoint(_seeds(a))}
+        if not sowing:
+            return GraphParts(frozenset(before), frozenset(graph.order) - before - after, frozenset(after))
+        left_out |= sowing
+
+
+def _seeds(action: Action) -> set[int]:
+    """The slots of seeds and offsets of random numbers that an op with dropout hands on."""
+    found: set[int] = set()
+    for call in action.calls:
+        schema = getattr(call.func, "_schema", None)
+        if schema is None:
+            continue
+        given = dict(zip((argument.name for argument in schema.arguments), call.args, strict=False)) | call.kwargs
+        if given.get("dropout_p", 0.0) != 0.0:
+            names = {at: returned.name or "" for at, returned in enumerate(schema.returns)}
+            found.update(slot for at, slot in call.outs.items() if at is not None and _SEED.search(names[at]))
+    return found
 
 
 def host_ops(captured: Captured, device: StreamDevice) -> frozenset[str]:
