@@ -6,7 +6,8 @@ for tensors on the CPU; all others for tensors on the device. A capture
 - runs ops on the host's tensors at once, and its replays do not run them;
 - bakes in what a device's op reads of the host, such as a number in a tensor without dimensions;
 - refuses what CUDA refuses: a number that the host reads of a tensor, copies between host and device;
-- leaves all that it was to write as it was, and makes the new tensors NaN until a replay fills them.
+- leaves all that it was to write as it was, and makes the new tensors NaN until a replay fills them. Those that nothing
+  but the graph holds any more are NaN after it, too: other tensors of the graph have their memory.
 
 A launch takes a microsecond, which only events show.
 """
@@ -19,10 +20,11 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from hocket.execution.base import below_autograd
 from hocket.execution.streams import StreamDevice
+from hocket.execution.streams.graphs import num_holders
 
 _READ_BY_HOST = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
 _WRITES_STATISTICS = {"aten::native_batch_norm": (3, 4)}
@@ -152,6 +154,7 @@ class _Capture(TorchDispatchMode):
         self._ops: list[tuple[Any, Any, Any, dict[int, torch.Tensor]]] = []
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._drawn = torch.get_rng_state()
+        self._reused: list[torch.Tensor] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -172,7 +175,8 @@ class _Capture(TorchDispatchMode):
         known = {tensor.untyped_storage()._cdata for tensor in tensors}
         made = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
         fresh = {n: tensor for n, tensor in enumerate(made) if tensor.untyped_storage()._cdata not in known}
-        self._ops.append((func, args, kwargs, fresh))
+        # By tensors of the graph's own: so it shows which of the step's are still there.
+        self._ops.append((func, *tree_map_only(torch.Tensor, lambda leaf: leaf.data, (args, kwargs, fresh))))
         return result
 
     def end(self) -> None:
@@ -195,6 +199,24 @@ class _Capture(TorchDispatchMode):
                 found = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
                 for place, tensor in fresh.items():
                     tensor.copy_(found[place])
+            if self._reused is None:
+                self._reused = list(self._find_reused())
+            for tensor in self._reused:
+                tensor.fill_(float("nan"))
+
+    def _find_reused(self) -> Iterator[torch.Tensor]:
+        """Yield new tensors whose memory is held by tensors of the ops alone."""
+        own: dict[int, set[int]] = {}
+        for _, args, kwargs, fresh in self._ops:
+            for leaf in tree_flatten((args, kwargs, list(fresh.values())))[0]:
+                if isinstance(leaf, torch.Tensor):
+                    own.setdefault(leaf.untyped_storage()._cdata, set()).add(id(leaf))
+        alone = num_holders(torch.ones(1)) - 1
+        for *_, fresh in self._ops:
+            for tensor in fresh.values():
+                held = num_holders(tensor) - alone - len(own[tensor.untyped_storage()._cdata])
+                if not held and tensor.is_floating_point():
+                    yield tensor
 
     def _baked(self, value: Any) -> Any:
         return value.clone() if isinstance(value, torch.Tensor) and not self._owns(value) else value

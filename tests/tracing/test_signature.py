@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+from functools import partial
 
 import pytest
 import torch
@@ -207,11 +208,8 @@ def other_attention():
 @pytest.mark.parametrize(
     "around",
     [
-        *(lambda: less_precise("allow_bf16_reduced_precision_reduction"), other_attention),
-        *(
-            lambda: less_precise("allow_fp16_accumulation"),
-            lambda: less_precise("allow_fp16_reduced_precision_reduction"),
-        ),
+        *(partial(less_precise, f"allow_{name}_reduced_precision_reduction") for name in ("fp16", "bf16")),
+        *(partial(less_precise, "allow_fp16_accumulation"), other_attention),
         *(lambda: precision(torch.backends, "tf32"), lambda: precision(torch.backends.mkldnn.matmul, "bf16")),
         *(lambda: precision(torch.backends.mkldnn.conv, "bf16"), default_dtype, default_device, torch.no_grad),
         *(lambda: torch.autocast("cpu", dtype=torch.bfloat16), lambda: torch.autocast("cpu", dtype=torch.float16)),

@@ -201,7 +201,7 @@ class GraphedLanes(StreamLanes):
             write_into(frame.values[slot], self._static[slot])
         for slot, given in self._given.items():
             if slot in self._num_places and slot not in self._handed_copies:
-                self._num_holders[slot] = _num_holders(given) + self._num_places[slot]
+                self._num_holders[slot] = num_holders(given) + self._num_places[slot]
                 frame.values[slot] = given.data  # unlike `detach` no view, of which each place would get its own
             else:
                 frame.values[slot] = given
@@ -211,7 +211,7 @@ class GraphedLanes(StreamLanes):
 
     def _is_held_elsewhere(self) -> bool:
         """Return True if a gradient or another value of the last replay is still in use."""
-        return any(_num_holders(self._given[slot]) > count for slot, count in self._num_holders.items())
+        return any(num_holders(self._given[slot]) > count for slot, count in self._num_holders.items())
 
     def _capture(self, frame: Frame) -> None:
         captured = self.captured
@@ -281,7 +281,8 @@ def _views_of_inputs(captured: Captured) -> dict[int, set[int]]:
     return found
 
 
-def _num_holders(tensor: torch.Tensor) -> int:
+def num_holders(tensor: torch.Tensor) -> int:
+    """Count the tensors that hold the memory of this one."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
