@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.tracing.saved_state import Saved
+from hocket.tracing.saved_state import RandomStates, Saved
 from hocket.tracing.state import inventory
 
 
@@ -33,6 +33,16 @@ def test_tensor_is_put_back(kind):
     assert not torch.equal(tensor, before)
     saved.restore()
     assert torch.equal(tensor, before)
+
+
+def test_draws_of_devices_in_use_are_put_back(monkeypatch):
+    drawn = torch.Generator()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "default_generators", (drawn,))
+    states = RandomStates()
+    first = torch.rand(3, generator=drawn)
+    states.restore()
+    assert torch.equal(first, torch.rand(3, generator=drawn))
 
 
 @pytest.mark.parametrize("call", [3, 5, 6, 20])

@@ -20,6 +20,7 @@ import torch
 # Folders.
 TORCH = os.path.dirname(torch.__file__) + os.sep
 OPTIM = os.path.join(TORCH, "optim", "")
+SCALER = os.path.join(TORCH, "amp", "grad_scaler")
 _STDLIB = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
 OURS = str(Path(__file__).parents[1]) + os.sep
 _ZOO = os.path.join(OURS, "zoo") + os.sep  # its steps are users' steps
@@ -92,11 +93,11 @@ def user_line(frame: FrameType | None = None) -> str:
     return of_library or "an unknown line"
 
 
-def runs_optimizer() -> bool:
-    """True if the innermost code of the user's that is running has called an optimizer of torch's."""
+def runs_torchs(place: str) -> bool:
+    """True if the innermost code of the user's that is running has called code of torch's at this place."""
     files = (each.f_code.co_filename for each in frames_from(sys._getframe(1)))
     inner = itertools.takewhile(lambda file: origin(file) not in ("user", "library"), files)
-    return any(file.startswith(OPTIM) for file in inner)
+    return any(file.startswith(place) for file in inner)
 
 
 def step_line(step: Any, *, returns: bool = False) -> str:

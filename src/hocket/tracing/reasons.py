@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hocket.errors import CaptureError
-from hocket.pystate.origins import runs_optimizer, user_line
+from hocket.pystate.origins import OPTIM, SCALER, runs_torchs, user_line
 
 _DATA = "depends on values, not only on shapes (data-dependent control flow)"
 _RETURN = "return the tensor, and look at its value after the step"
@@ -29,6 +29,10 @@ REASONS: dict[str, tuple[str, str]] = {
     "reads a rate": (
         "the optimizer at {line} reads the values of tensors ({subject})",
         "give it rates and betas as numbers; one that decides by its losses, as LBFGS does, is no graph",
+    ),
+    "reads a scaler": (
+        "the step at {line} reads from the GPU if a scaled gradient is finite",
+        "make the optimizer with fused=True: its kernel skips the step by itself",
     ),
     "reads a value": (
         f"the step at {{line}} {_DATA}: {{subject}} reads a tensor's value",
@@ -204,7 +208,9 @@ class Reasons:
 
     def add(self, kind: str, subject: object = "", line: str | None = None) -> None:
         """Note a reason, at the user's line that is running unless another is given."""
-        if kind == "reads a value" and runs_optimizer():
+        if kind in ("reads a value", "uses a late number") and runs_torchs(SCALER):
+            kind = "reads a scaler"
+        elif kind == "reads a value" and runs_torchs(OPTIM):
             kind = "reads a rate"
         if self.first is None:
             self.first = Reason(kind, str(subject), user_line() if line is None else line)

@@ -60,10 +60,11 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 class RandomStates:
-    """The states of torch's default generator of the host and of further ones."""
+    """The states of torch's default generators, of the host and of devices in use, and of further ones."""
 
     def __init__(self, generators: Sequence[torch.Generator] = ()) -> None:
-        self._states = [(each, each.get_state()) for each in (torch.default_generator, *generators)]
+        of_devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+        self._states = [(each, each.get_state()) for each in (torch.default_generator, *of_devices, *generators)]
 
     def restore(self) -> None:
         """Put all states back."""
@@ -73,7 +74,7 @@ class RandomStates:
 
 @contextmanager
 def generators_kept(generators: Sequence[torch.Generator] = ()) -> Iterator[None]:
-    """Let torch's default generator of the host and these ones be as before afterwards."""
+    """Let torch's default generators and these ones be as before afterwards."""
     states = RandomStates(generators)
     try:
         yield
@@ -82,13 +83,12 @@ def generators_kept(generators: Sequence[torch.Generator] = ()) -> Iterator[None
 
 
 class KnownState:
-    """The random state of the host and of the devices of tensors, and which state optimizers have."""
+    """The random state of the host and of devices, and which state optimizers have."""
 
     def __init__(self, places: Inventory, tensors: Iterable[torch.Tensor]) -> None:
         self._states = [(o, {p: (s, _entries_of(s)) for p, s in o.state.items()}) for o in places.optimizers]
         self._random = RandomStates(places.generators)
-        devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
-        self.random_cuda = {device: torch.cuda.get_rng_state(device) for device in sorted(devices)}
+        self.has_cuda = any(tensor.is_cuda for tensor in tensors)
 
     def restore(self) -> None:
         """Put the random state back, forget state that was made since, and put back what was forgotten since."""
@@ -102,8 +102,6 @@ class KnownState:
                 for key in entries.keys() - _entries_of(now).keys():
                     now[key] = entries[key]
         self._random.restore()
-        for device, state in self.random_cuda.items():
-            torch.cuda.set_rng_state(state, device)
 
 
 class Saved:

@@ -112,6 +112,28 @@ def micro_batches(seed: int, num: int) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(4, 8, generator=chance) for _ in range(num))
 
 
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_a_scaler_is_planned_with_a_fused_optimizer_and_named_with_any_other(is_fused: bool) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    class Scaled(Twins):
+        def step_of(self, model: Any, optimizer: Any) -> Callable[[Any], Any]:
+            def step(batch: torch.Tensor) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = model(batch).square().mean()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update(1024.0)
+                return loss.detach()
+
+            return step
+
+    twins = Scaled(partial(torch.optim.Adam, lr=0.01, fused=is_fused))
+    twins.train(NUM_STEPS)
+    assert twins.fast.verdict == ("planned" if is_fused else "eager"), twins.fast.why
+    assert is_fused or "fused=True" in twins.fast.why
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 def test_a_graph_with_a_scaler_skips_the_same_steps_as_eager(name: str, dtype: torch.dtype) -> None:

@@ -191,7 +191,7 @@ class _Recording:
                     recorded_lists(self.appended, partial(self.reasons.add, "reads an appended list")) as added,
                     ops,
                     recorder,
-                    random_as_ops(not self.known.random_cuda),
+                    random_as_ops(not self.known.has_cuda),
                     ExitStack() as rest,
                 ):
                     ops.rest = None if self.undoes else rest  # else all that it writes has to be seen
