@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import itertools
 import re
+import sys
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from types import CodeType, ModuleType
@@ -19,7 +20,7 @@ _ASKING = frozenset(("isinstance", "issubclass"))
 _FINDERS = frozenset(("__import__", "import_module", "modules"))
 _PASSED_OVER = (dis.opmap["CACHE"], dis.EXTENDED_ARG)
 _LOADS_ATTRIBUTE = tuple(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap)
-_HAS_FLAG = "LOAD_METHOD" not in dis.opmap
+_HAS_FLAG = sys.version_info >= (3, 12)  # LOAD_ATTR loads methods, too
 _COMPARING_OPS = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP", "BINARY_SUBSCR"))
 # Code that looks at attributes by computed names. Torch's own does so by the tables of its objects, which are known.
 DYNAMIC = frozenset(("getattr", "setattr", "delattr", "vars", "eval", "exec", "globals", "locals", "attrgetter"))

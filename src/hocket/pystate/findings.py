@@ -79,7 +79,7 @@ def _uses(code: CodeType, name: str, *, variables: bool) -> Iterator[tuple[int, 
     line = 0
     instructions = list(dis.get_instructions(code))
     for instruction, following in zip(instructions, (*instructions[1:], None), strict=True):
-        line = instruction.starts_line or line
+        line = (instruction.positions and instruction.positions.lineno) or line
         if instruction.argval != name or (not variables and instruction.opname.endswith(_VARIABLES)):
             continue
         is_key = following is not None and following.opname in _ITEM_STORES

@@ -29,7 +29,7 @@ _LOOKS = frozenset(
 # Methods of torch's that call the user's: of data sets and loaders.
 _LOADING = frozenset(("__getitem__", "__iter__", "__next__"))
 _CACHE = dis.opmap["CACHE"]
-_CALLS = frozenset(dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "PRECALL") if name in dis.opmap)
+_CALLS = frozenset(dis.opmap[name] for name in ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "PRECALL") if name in dis.opmap)
 _MODULES = frozenset(f"torch._C._{name}" for name in ("nn", "linalg", "fft", "special", "sparse", "nested"))
 # The text of a tensor is made by ops.
 _TRACING = os.path.join(OURS, "tracing", "")

@@ -109,7 +109,7 @@ def step_line(step: Any, *, returns: bool = False) -> str:
         return "an unknown line"
     line, found = code.co_firstlineno, code.co_firstlineno
     for instruction in dis.get_instructions(code) if returns else ():
-        line = instruction.starts_line or line
+        line = (instruction.positions and instruction.positions.lineno) or line
         found = line if instruction.opname == "RETURN_VALUE" else found
     return f"{Path(code.co_filename).name}:{found}"
 

@@ -119,7 +119,7 @@ def strict_names(code: CodeType, namespace: dict[str, Any]) -> Iterator[str]:
         return  # most code: taking it apart takes long
     line, number_type = code.co_firstlineno, None
     for instruction in dis.get_instructions(code):
-        line = instruction.starts_line or line
+        line = (instruction.positions and instruction.positions.lineno) or line
         operation, name = instruction.opname, instruction.argval
         if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
             found = is_strict(namespace.get(name))
