@@ -31,7 +31,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "give it rates and betas as numbers; one that decides by its losses, as LBFGS does, is no graph",
     ),
     "reads a scaler": (
-        "the step at {line} reads from the GPU if a scaled gradient is finite",
+        "the step at {line} asks in Python if the scaled gradients are finite",
         "make the optimizer with fused=True: its kernel skips the step by itself",
     ),
     "reads a value": (
