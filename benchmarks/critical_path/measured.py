@@ -287,6 +287,7 @@ def _peak_bytes(name: str, batch_size: int, plan: str | None) -> tuple[float, fl
 
 def _run_one_layer() -> None:
     job, machine = zoo.load("mlp", depth=1, width=2, batch_size=2), Machine.here()
+    job.step(job.batch(0))
     captured = capture_step(job.step, job.model, job.optimizer, job.batch(0))
     lanes = executor(captured, serial_plan(captured, 1, machine), machine)
     for number in range(2):

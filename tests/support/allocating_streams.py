@@ -180,7 +180,10 @@ class _Watch(TorchDispatchMode):
             for leaf in read.values():
                 self._device.access(self._stream, leaf, False, name)
         known = {leaf.untyped_storage()._cdata for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        for leaf in tree_iter(result):
+        made = result
+        if name == "aten::convolution_backward":  # the CPU's kernel makes a weight's gradient where a bias needs one
+            made = [each for each, is_needed in zip(result, args[-1], strict=True) if is_needed]
+        for leaf in tree_iter(made):
             if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in known:
                 self._device.born(self._stream, leaf)
                 self._device.access(self._stream, leaf, True, name)
