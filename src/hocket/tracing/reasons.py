@@ -28,7 +28,8 @@ _RETURN = "return the tensor, and look at its value after the step"
 REASONS: dict[str, tuple[str, str]] = {
     "reads a rate": (
         "the optimizer at {line} reads the values of tensors ({subject})",
-        "give it rates and betas as numbers; one that decides by its losses, as LBFGS does, is no graph",
+        "give it rates and betas as numbers; one that decides by losses or weights, as LBFGS and Adafactor do, is no "
+        "graph",
     ),
     "reads a scaler": (
         "the step at {line} asks in Python if the scaled gradients are finite",
@@ -208,10 +209,11 @@ class Reasons:
 
     def add(self, kind: str, subject: object = "", line: str | None = None) -> None:
         """Note a reason, at the user's line that is running unless another is given."""
-        if kind in ("reads a value", "uses a late number") and runs_torchs(SCALER):
-            kind = "reads a scaler"
-        elif kind == "reads a value" and runs_torchs(OPTIM):
-            kind = "reads a rate"
+        if kind in ("reads a value", "uses a late number"):
+            if runs_torchs(SCALER):
+                kind = "reads a scaler"
+            elif runs_torchs(OPTIM):
+                kind, subject = "reads a rate", subject or "item"
         if self.first is None:
             self.first = Reason(kind, str(subject), user_line() if line is None else line)
         if self.raises:

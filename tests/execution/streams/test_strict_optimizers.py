@@ -112,6 +112,13 @@ def micro_batches(seed: int, num: int) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(4, 8, generator=chance) for _ in range(num))
 
 
+def test_an_optimizer_that_reads_its_weights_is_named() -> None:
+    twins = Twins(partial(torch.optim.Adafactor, lr=0.01))
+    twins.train(12)
+    assert "the optimizer at" in twins.fast.why
+    assert "as LBFGS and Adafactor do" in twins.fast.why
+
+
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_a_scaler_is_planned_with_a_fused_optimizer_and_named_with_any_other(is_fused: bool) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
