@@ -167,7 +167,7 @@ class _Recording:
         if not self.undoes:  # else there is no eager step to be made in its place
             self.outcomes.follow(sys._getframe())
             self.arrays.may_branch, self.arrays.outcome_of = self.outcomes.may_branch, self.outcomes.of
-        self.arrays.follows = self.arrays.follows and not self.known.random_cuda
+        self.arrays.follows = self.arrays.follows and not self.known.has_cuda
         self.arrays.writers, self.arrays.stand_for = ops.writers_of, ops.stand_for
         kept: list[Any] = []
         with ExitStack() as stack:
