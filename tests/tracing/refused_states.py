@@ -118,6 +118,11 @@ def asks_the_system(p, batch):
     return p.train(p.loss(batch) * (1 + exists("/nowhere")))  # here
 
 
+def calls_functions_in_an_op(p, batch):
+    batch = torch.cond(batch.sum() > 0, torch.sin, torch.cos, (batch,))  # here
+    return p.train(p.loss(batch))
+
+
 def draws_by_numpy(p, batch):
     order = np.arange(4)
     np.random.shuffle(order)  # noqa: NPY002  # here

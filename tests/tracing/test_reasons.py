@@ -140,6 +140,7 @@ def test_the_cure_is_planned(kind):
     [
         ("asks the clock", r"the clock \(time\)"),
         ("asks the system", r"os\.path\.exists"),
+        ("calls functions in an op", r"asks for cond, an op that calls functions"),
         ("draws by numpy", r"^it advances the state of numpy\.random: draw with torch's default generator[^;]*$"),
         ("draws by its own generator", r"^it advances [^;]*OWN, a Generator: draw[^;]*$"),
     ],

@@ -41,6 +41,7 @@ from hocket.sinks import Sink
 _SINK = Sink.__call__.__code__  # what it calls is not looked at
 _SHOWS = vars(warnings)["_showwarnmsg"].__code__
 _DISPATCH = os.path.join(TORCH, "_ops.py")
+_HIGHER_ORDER = os.path.join(TORCH, "_higher_order_ops", "")  # kernels of ops that call functions, as torch.cond
 _IMPORTS = ("<frozen importlib", os.path.join("importlib", ""))
 
 # They set the state of a generator of `random`.
@@ -199,6 +200,9 @@ class ExecutedCode(CodeNames):
         if code is _SINK:
             self._skipped, self.calls_sinks = frame, True
             return
+        if code.co_filename.startswith(_HIGHER_ORDER) and _is_op(frame):
+            asked = f"for {_op_of(frame)}, an op that calls functions (if, for and torch.where can be followed)"
+            self.world[f"{asked}, at {user_line(frame)}"] = None
         if facts.owner != "torch" and _is_op(frame):
             if _is_leaf_op(frame):
                 self._skipped = frame
@@ -286,9 +290,14 @@ def _is_op(frame: FrameType) -> bool:
 keep_from_dynamo(ExecutedCode._profiled)  # called within functions that are compiled, too
 
 
+def _op_of(frame: FrameType) -> Any:
+    """Return the op that a kernel belongs to."""
+    return None if frame.f_back is None else frame.f_back.f_locals.get("self")
+
+
 def _is_leaf_op(frame: FrameType) -> bool:
     """Return whether the function is a kernel that a planned step calls. Composite ops were decomposed before."""
-    op = None if frame.f_back is None else frame.f_back.f_locals.get("self")
+    op = _op_of(frame)
     name = getattr(op, "_qualified_op_name", None) or getattr(getattr(op, "_schema", None), "name", "")
     try:
         return not name or not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")

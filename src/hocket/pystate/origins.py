@@ -85,7 +85,7 @@ def user_line(frame: FrameType | None = None) -> str:
     of_library = ""
     for each in frames_from(frame or sys._getframe(1)):
         file = each.f_code.co_filename
-        whose = origin(file)
+        whose = "library" if file.startswith("<eval_with_key") else origin(file)  # the former is code of fx
         if whose == "user":
             return f"{Path(file).name}:{each.f_lineno}" + (of_library and f", in {of_library}")
         if whose == "library" and not of_library:
