@@ -99,7 +99,7 @@ ELSEWHERE = {
 def __getattr__(name: str) -> Any:
     if name in ELSEWHERE:
         return getattr(importlib.import_module(f"hocket.{ELSEWHERE[name]}"), name)
-    if name in ("distribute", "optim", "lr_scheduler"):
+    if name in ("distribute", "loading", "optim", "lr_scheduler"):
         return importlib.import_module(f"hocket.{name}")
     raise AttributeError(f"module 'hocket' has no attribute {name!r}")
 

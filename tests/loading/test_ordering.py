@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+import hocket
 from hocket.loading import finish, first_use, load, open_weights, recorded_first_use, reorder
 from loading.files import Failing, Memory, OneWay, laid_out, stored, untied
 from loading.nets import TOKENS, Net, nothing_remains, output
@@ -122,3 +123,7 @@ def test_nothing_half_written_stays(tmp_path):
     refused("none of the tensors that the order names", reorder, Memory(data), tmp_path / "w.safetensors", ["c"])
     refused("cannot seek", reorder, OneWay(data), tmp_path / "w.safetensors", ["a"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_module_is_there_before_anything_was_loaded():
+    assert hocket.__getattr__("loading").first_use is first_use
