@@ -37,15 +37,16 @@ def accumulation_whose_state_is_made_late() -> Loop:
 
 
 @loop(planned=True)
-def rates_of_dropout_and_smoothing_that_fall() -> Loop:
-    """Both reach C++, which computes other numbers from them. The rate is an attribute that the step sets."""
-    model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 4))
+def rates_of_dropout_norms_and_smoothing_that_fall() -> Loop:
+    """They reach C++, which computes other numbers from some. Most are attributes that the step sets."""
+    model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.Dropout(0.5), nn.Linear(12, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     seen = {"steps": 0}
 
     def step(batch):
         seen["steps"] += 1
         model[2].p = max(0.1, 0.5 - 0.001 * seen["steps"])
+        model[1].momentum, model[1].eps = 0.5 * 0.99 ** seen["steps"], 0.1 * 0.98 ** seen["steps"]
         loss = F.cross_entropy(model(batch[0]), batch[1], label_smoothing=0.1 * 0.99 ** seen["steps"])
         return update(optimizer, loss)
 

@@ -47,6 +47,7 @@ BROAD = {
     "words_that_there_are_not_in_many_batches",
     *("numbers_read_before_their_tensors_are_written", "weights_found_by_computed_names"),
     *("order_by_numpy", "partial", "q_learning", "quasi_newton", "raises_before_the_middle"),
+    "rates_of_dropout_norms_and_smoothing_that_fall",
     *("several_sinks_in_order", "smoothing_chosen_at_random", "step_of_an_optimizer_that_is_left_out"),
     *("step_that_fails_on_some_batches", "tasks_in_turn", "throughput_by_the_clock"),
     *("transitions_sampled_from_a_memory", "vectors_quantized", "warned_of_as_filters_say"),

@@ -306,8 +306,8 @@ def _computed_with(func: Any, args: Any) -> list[Any] | None:
         smoothing: Any = args[5]
         num_classes = args[0].shape[min(1, args[0].dim() - 1)]
         return [1 - smoothing, smoothing / num_classes] if smoothing > 0 else []
-    if func is torch.batch_norm and isinstance(args[6], Live):
-        return [args[6]]
+    if func is torch.batch_norm:
+        return [each for each in args[6:8] if isinstance(each, Live)]  # the momentum and what is added to variances
     if func in _DROPOUTS and len(args) == 3 and isinstance(args[1], Live) and not isinstance(args[2], Live):
         rate: Any = args[1]
         trains = args[2]
