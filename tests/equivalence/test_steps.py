@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import hocket
 from equivalence.compare import check_twins
 from hocket.job import Job
 
@@ -92,6 +93,14 @@ def test_a_penalty_on_gradients_of_gradients():
 )
 def test_what_a_step_returns(answer):
     check_twins(lambda: simple(mse, answer=answer))
+
+
+def test_one_object_at_two_places_of_a_result_stays_one():
+    job = simple(mse, answer=lambda loss: {"loss": loss, "log": [loss, loss.detach()]})
+    fast = hocket.schedule(job.step, job.model, job.optimizer, guard=False, cache=False)
+    results = [fast(pairs()[0]) for _ in range(18)]
+    assert str(fast.verdict) == "planned"
+    assert all(out["loss"] is out["log"][0] is not out["log"][1] for out in results)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.complex128, torch.bfloat16])

@@ -319,7 +319,7 @@ class Captured:
         return tuple(
             (_PLAINLY.get(kind, kind), leaf.index if kind == "number" else slot_of[leaf], names.get(position))
             for position, (kind, leaf) in enumerate(self.trace.result.leaves)
-            if kind not in ("value", "place", "late")
+            if kind not in ("value", "place", "late", "again")
         )
 
     @cached_property

@@ -144,7 +144,7 @@ def _restricted(made: _Cut) -> Trace:
         return node is None or made.keeps(slot_of[node])
 
     leaves: tuple[tuple[str, Any], ...] = tuple(
-        leaf if leaf[0] in ("value", "number", "place") or stays(leaf[1]) else ("value", None)
+        leaf if leaf[0] in ("value", "number", "place", "again") or stays(leaf[1]) else ("value", None)
         for leaf in trace.result.leaves
     )
     used = {number for action in made.actions for call in action.calls for number in call.numbers}

@@ -371,12 +371,16 @@ class _Recording:
             if not self.reasons and (value := source.get()) is not None:
                 objects[id(value)] = source
         names: dict[int, str] = {}
-        leaves = []
+        leaves: list[tuple[str, Any]] = []
+        first: dict[int, int] = {}
         for position, leaf in enumerate(flat):
             if self.reasons:
                 break
             if (known := self.containers.leaf(leaf)) is not None:
                 leaves.append(known)
+                continue
+            if isinstance(leaf, torch.Tensor) and first.setdefault(id(leaf), position) != position:
+                leaves.append(("again", first[id(leaf)]))
                 continue
             kind, value, name = returned_leaf(self.ops, leaf, objects, step_line(self.step, returns=True), self.undoes)
             leaves.append((kind, value))

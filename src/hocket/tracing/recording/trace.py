@@ -44,6 +44,7 @@ class Result:
             - ``late``: one of the late tape, whose inputs are the last leaves of the tree
             - ``place``: the object that stands at a source when the step is over, a parameter for example
             - ``value``: a plain value
+            - ``again``: the object of an earlier leaf, by its position
         grad_names: of leaves that require a gradient (by position) the name of their autograd node, whose graph the
             step's own backward has used up. Empty for a tensor that is a leaf of autograd itself.
     """
@@ -64,6 +65,8 @@ class Result:
             elif kind in _ARRAYS:
                 array = next(following).numpy()
                 found.append(array if kind == "array" else array[()])
+            elif kind == "again":
+                found.append(found[leaf])
             else:
                 found.append(leaf if kind == "value" else next(following))
         return found
