@@ -70,6 +70,19 @@ def reads_a_value_cured(p, batch):
     return p.train(out.square().mean())
 
 
+def looks_for_nan(p, batch, check_nan=True):
+    p.optimizer.zero_grad()
+    loss = p.loss(batch)
+    with torch.autograd.set_detect_anomaly(True, check_nan):
+        loss.backward()  # here
+    p.optimizer.step()
+    return loss.detach()
+
+
+def looks_for_nan_cured(p, batch):
+    return looks_for_nan(p, batch, False)
+
+
 def reads_many_values(p, batch):
     many = p.model(batch).detach().repeat(200, 1).tolist()  # here
     return p.train(p.loss(batch) * len(many) / 1000)

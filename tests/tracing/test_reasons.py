@@ -45,6 +45,7 @@ def array(number: int) -> Any:
 
 CASES = {
     "reads a value": Case("int reads a tensor's value"),
+    "looks for nan": Case("set_detect_anomaly"),
     "reads a rate": Case("the values of tensors"),
     "reads many values": Case("2400 values"),
     "makes a shape of values": Case("aten::index"),

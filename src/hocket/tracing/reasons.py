@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from hocket.errors import CaptureError
 from hocket.pystate.origins import OPTIM, SCALER, runs_torchs, user_line
 
@@ -39,6 +41,10 @@ REASONS: dict[str, tuple[str, str]] = {
         f"the step at {{line}} {_DATA}: {{subject}} reads a tensor's value",
         "keep it a tensor (torch.where), read it before the step, or return it; .item() may be returned or appended "
         "to a list",
+    ),
+    "looks for nan": (
+        "the step at {line} looks for NaN in each gradient (torch.autograd.set_detect_anomaly)",
+        "leave it to the runs in which you look for one, or pass check_nan=False",
     ),
     "reads many values": (
         f"the step at {{line}} {_DATA}: it reads {{subject}} values of a tensor",
@@ -214,6 +220,8 @@ class Reasons:
                 kind = "reads a scaler"
             elif runs_torchs(OPTIM):
                 kind, subject = "reads a rate", subject or "item"
+            elif kind == "reads a value" and torch.is_anomaly_check_nan_enabled() and torch.is_anomaly_enabled():
+                kind = "looks for nan" if torch._C._current_autograd_node() is not None else kind
         if self.first is None:
             self.first = Reason(kind, str(subject), user_line() if line is None else line)
         if self.raises:
