@@ -110,7 +110,7 @@ def step_line(step: Any, *, returns: bool = False) -> str:
     line, found = code.co_firstlineno, code.co_firstlineno
     for instruction in dis.get_instructions(code) if returns else ():
         line = (instruction.positions and instruction.positions.lineno) or line
-        found = line if instruction.opname == "RETURN_VALUE" else found
+        found = line if instruction.opname in ("RETURN_VALUE", "RETURN_CONST") else found
     return f"{Path(code.co_filename).name}:{found}"
 
 
