@@ -283,5 +283,6 @@ def _is_held_elsewhere(live: tuple[Any, ...], known: Iterable[Any]) -> bool:
             waiting.append(part)
     if not found:
         return False
-    others = (holder for holder in gc.get_referrers(*found.values()) if id(holder) not in holders)
+    asked = tuple(found.values())  # which Python 3.13 finds, too
+    others = (each for each in gc.get_referrers(*asked) if each is not asked and id(each) not in holders)
     return not all(isinstance(holder, FrameType) for holder in others)

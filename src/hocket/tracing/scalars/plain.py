@@ -55,8 +55,9 @@ def replace_by_plain(
     while left:
         plain = {address: _plain_of(value, plain_one) for address, value in left.items()}
         further: dict[int, Any] = {}
-        for holder in gc.get_referrers(*left.values()):
-            if id(holder) in known or is_a(holder, types.FrameType):
+        asked = tuple(left.values())  # which Python 3.13 finds, too
+        for holder in gc.get_referrers(*asked):
+            if holder is asked or id(holder) in known or is_a(holder, types.FrameType):
                 continue
             if is_a(holder, tuple):
                 known.add(id(holder))
