@@ -118,7 +118,6 @@ class _Recording:
         self.live_leaves = live_leaves
         self.tape = Tape(reasons=Reasons(raises=undoes))
         self.reasons = self.tape.reasons
-        self.arrays = ArrayTape(self.reasons, arrays and not undoes)
         self.reads = ArrayReads(partial(self.reasons.add, "computes with an array", ""))
         self.late = LateTape(tape=self.tape, follows=not undoes, has_whole=places.follows)
         self.sinks: list[Sink] = []
@@ -139,6 +138,7 @@ class _Recording:
         self.updates: list[UpdateCall] = []
         self.outside = OutsideLeaves(self.leaves, self.before)
         self.known = KnownState(places, self.tensors)
+        self.arrays = ArrayTape(self.reasons, arrays and not (undoes or self.known.has_cuda))
 
     def _refuse(self, kind: str, subject: str, where: Entry | None) -> None:
         """Note a reason with the line of the step that writes a place, or that returns."""
@@ -167,7 +167,6 @@ class _Recording:
         if not self.undoes:  # else there is no eager step to be made in its place
             self.outcomes.follow(sys._getframe())
             self.arrays.may_branch, self.arrays.outcome_of = self.outcomes.may_branch, self.outcomes.of
-        self.arrays.follows = self.arrays.follows and not self.known.has_cuda
         self.arrays.writers, self.arrays.stand_for = ops.writers_of, ops.stand_for
         kept: list[Any] = []
         with ExitStack() as stack:
@@ -376,11 +375,9 @@ class _Recording:
         for position, leaf in enumerate(flat):
             if self.reasons:
                 break
-            if (known := self.containers.leaf(leaf)) is not None:
+            is_again = isinstance(leaf, torch.Tensor) and first.setdefault(id(leaf), position) != position
+            if (known := ("again", first[id(leaf)]) if is_again else self.containers.leaf(leaf)) is not None:
                 leaves.append(known)
-                continue
-            if isinstance(leaf, torch.Tensor) and first.setdefault(id(leaf), position) != position:
-                leaves.append(("again", first[id(leaf)]))
                 continue
             kind, value, name = returned_leaf(self.ops, leaf, objects, step_line(self.step, returns=True), self.undoes)
             leaves.append((kind, value))
