@@ -99,6 +99,7 @@ def test_a_watch_within_another_and_within_a_profiler_in_python_sees_what_is_ask
     assert time.time in seen
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="several profilers see calls since Python 3.12")
 def test_a_step_under_a_profiler_in_c_is_not_watched_and_not_run() -> None:
     def step(batch: int) -> None:
         raise AssertionError

@@ -24,7 +24,7 @@ def test_a_profile_shows_steps_ops_and_layers() -> None:
             fast(batch)
         for _ in range(4):
             fast(batch)
-        with torch.profiler.profile() as profile:
+        with torch.profiler.profile(acc_events=True) as profile:
             for _ in range(3):
                 fast(batch)
         names = Counter(event.name for event in profile.events())
@@ -54,7 +54,7 @@ def test_a_profile_shows_the_kernels_of_all_lanes() -> None:
             fast(batch)
         for _ in range(4):
             fast(batch)
-        with torch.profiler.profile() as profile:
+        with torch.profiler.profile(acc_events=True) as profile:
             fast(batch)
         events = [event for event in profile.events() if event.name.startswith("hocket: ")]
         num_workers = sum(bool(lane.ops) for lane in fast.plan.lanes)
