@@ -19,8 +19,8 @@ _STORES = frozenset(code for name, code in dis.opmap.items() if name.startswith(
 _ASKING = frozenset(("isinstance", "issubclass"))
 _FINDERS = frozenset(("__import__", "import_module", "modules"))
 _PASSED_OVER = (dis.opmap["CACHE"], dis.EXTENDED_ARG)
-_LOADS_ATTRIBUTE = tuple(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap)
 _HAS_FLAG = sys.version_info >= (3, 12)  # LOAD_ATTR loads methods, too
+_LOADS_ATTRIBUTE = (dis.opmap["LOAD_ATTR"],) if _HAS_FLAG else (dis.opmap["LOAD_ATTR"], dis.opmap["LOAD_METHOD"])
 _COMPARING_OPS = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP", "BINARY_SUBSCR"))
 # Code that looks at attributes by computed names. Torch's own does so by the tables of its objects, which are known.
 DYNAMIC = frozenset(("getattr", "setattr", "delattr", "vars", "eval", "exec", "globals", "locals", "attrgetter"))
@@ -45,6 +45,13 @@ def globals_of(code: CodeType) -> set[str]:
     return {code.co_names[arg >> (op == _LOAD_GLOBAL)] for op, arg in _operations(code) if op in _GLOBAL_CODES}
 
 
+def _attribute(code: CodeType, operation: int, argument: int) -> tuple[str, bool]:
+    """The name that an operation loads, and whether it is loaded to be called."""
+    if _HAS_FLAG:
+        return code.co_names[argument >> 1], bool(argument & 1)
+    return code.co_names[argument], operation == _LOADS_ATTRIBUTE[-1]
+
+
 def calls_any(code: CodeType, names: AbstractSet[str]) -> bool:
     """True if code calls what has one of these names, or hands that on. It may ask for instances of it."""
     if names.isdisjoint(code.co_names):
@@ -56,9 +63,8 @@ def calls_any(code: CodeType, names: AbstractSet[str]) -> bool:
         if operation == _LOAD_GLOBAL:
             name, is_called = code.co_names[argument >> 1], is_called or bool(argument & 1)
         elif operation in _LOADS_ATTRIBUTE:
-            has_flag = _HAS_FLAG and operation == _LOADS_ATTRIBUTE[0]
-            name = code.co_names[argument >> 1 if has_flag else argument]
-            is_called = is_called or (bool(argument & 1) if has_flag else operation == _LOADS_ATTRIBUTE[-1])
+            name, is_method = _attribute(code, operation, argument)
+            is_called = is_called or is_method
         else:
             name, is_called = "", operation == _PUSH_NULL
         is_kept = following == _PUSH_NULL or following in _STORES
@@ -74,7 +80,7 @@ def names_in_modules(code: CodeType, namespace: dict[str, Any]) -> Iterator[tupl
         if operation == _LOAD_GLOBAL:
             table, name = namespace, code.co_names[argument >> 1]
         elif table is not None and operation in _LOADS_ATTRIBUTE:
-            name = code.co_names[argument >> 1 if _HAS_FLAG and operation == _LOADS_ATTRIBUTE[0] else argument]
+            name, _ = _attribute(code, operation, argument)
         else:
             table = None
             continue
