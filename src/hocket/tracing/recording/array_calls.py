@@ -19,13 +19,13 @@ import torch
 
 from hocket.pystate.places import is_a
 from hocket.tracing.recording.array_tape import ArrayTape, are_equal
+from hocket.tracing.recording.arrays import READING
 from hocket.tracing.recording.data_reads import MAKERS
 from hocket.tracing.recording.step_arrays import StepArray, arrays_in, settled
 from hocket.tracing.scalars.followed_math import exchanged, wherever_held
 from hocket.tracing.scalars.live import plain_tree
 
 _MAKING = ("zeros", "ones", "empty", "full", "eye", "identity", "zeros_like", "ones_like", "empty_like", "full_like")
-_READING = ("array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray", "frombuffer")
 # By module, functions of others that only compute.
 _OF_OTHERS = {"scipy.optimize": ("linear_sum_assignment",), "scipy.signal": ("lfilter",)}
 _LIBRARIES = ("numpy", "scipy", "sklearn", "pandas", "torch", "hocket")  # code of these gets plain arrays
@@ -55,7 +55,7 @@ def numpy_followed(tape: ArrayTape) -> AbstractContextManager[None]:
         found = tape.tensor_of(array) if is_a(array, StepArray) else None
         return _from_numpy(settled(array)) if found is None else found.detach()
 
-    made = {name: followed(vars(np)[name], name in _MAKING) for name in (*_MAKING, *_READING)}
+    made = {name: followed(vars(np)[name], name in _MAKING) for name in (*_MAKING, *READING)}
     others = [*wherever_held(np, made), *wherever_held(torch, {"from_numpy": from_numpy})]
     for module, names in _OF_OTHERS.items():
         if isinstance(found := sys.modules.get(module), ModuleType):

@@ -39,7 +39,7 @@ from hocket.tracing.recording.numpy_calls import (
     key_of,
     layout_of,
 )
-from hocket.tracing.recording.step_arrays import ASKING_SHAPES, StepArray, arrays_in
+from hocket.tracing.recording.step_arrays import ASKING_SHAPES, StepArray, arrays_in, values_in
 from hocket.tracing.scalars.live import Late, Live
 
 _KINDS = "biuf"
@@ -164,7 +164,7 @@ class ArrayTape:
         alive = list({each.index: each for ref in self._pending if (each := ref()) is not None}.values())
         calls, self._calls, self._pending = self._calls, [], []
         made = {call.index for call in calls}
-        read = sorted({ref.index for call in calls for ref in _refs((call.args, call.kwargs))} - made)
+        read = sorted({ref.index for call in calls for ref in _refs(call)} - made)
         for index in self._inputs.keys() & set(read):
             self._check(index)
         if self.reasons or not self._inputs.keys() >= set(read) or not self.may_branch():
@@ -337,14 +337,8 @@ class ArrayTape:
         return value
 
 
-def _refs(value: Any) -> Iterator[ValueRef]:
-    if type(value) is ValueRef:
-        yield value
-    elif type(value) in (tuple, list, dict):
-        for each in value.values() if type(value) is dict else value:
-            yield from _refs(each)
-    elif type(value) is slice:
-        yield from _refs((value.start, value.stop, value.step))
+def _refs(call: NumpyCall) -> Iterator[ValueRef]:
+    return (each for each in values_in((call.args, call.kwargs)) if type(each) is ValueRef)
 
 
 def _shared(arrays: Sequence[StepArray], others: list[Any]) -> Iterator[bool]:

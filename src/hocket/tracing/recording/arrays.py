@@ -35,7 +35,7 @@ from hocket.tracing.scalars.plain import replace_by_plain
 
 _FLOATS = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 # Functions that read an array without asking its class.
-_READING = ("array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray", "frombuffer")
+READING = ("array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray", "frombuffer")
 # Attributes of an array that do not depend on its elements.
 _FREE = frozenset(
     (
@@ -218,7 +218,7 @@ def reading_noted() -> AbstractContextManager[None]:
 
         return read
 
-    return exchanged(wherever_held(np, {name: noted(vars(np)[name]) for name in _READING}))
+    return exchanged(wherever_held(np, {name: noted(vars(np)[name]) for name in READING}))
 
 
 def _noted(value: Any) -> Any:

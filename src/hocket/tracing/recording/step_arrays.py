@@ -167,15 +167,20 @@ def settled(value: Any) -> Any:
     return {key: settled(each) for key, each in value.items()} if type(value) is dict else value
 
 
-def arrays_in(value: Any) -> Iterator[StepArray]:
+def values_in(arguments: Any) -> Iterator[Any]:
+    """The values in the arguments of a call, through lists, tuples, dicts and slices."""
+    if type(arguments) in (tuple, list, dict):
+        for each in arguments.values() if type(arguments) is dict else arguments:
+            yield from values_in(each)
+    elif type(arguments) is slice:
+        yield from values_in((arguments.start, arguments.stop, arguments.step))
+    else:
+        yield arguments
+
+
+def arrays_in(arguments: Any) -> Iterator[StepArray]:
     """The arrays of the step in the arguments of a call."""
-    if is_a(value, StepArray):
-        yield value
-    elif type(value) in (tuple, list, dict):
-        for each in value.values() if type(value) is dict else value:
-            yield from arrays_in(each)
-    elif type(value) is slice:
-        yield from arrays_in((value.start, value.stop, value.step))
+    return (each for each in values_in(arguments) if is_a(each, StepArray))
 
 
 def _asking(function: Callable[..., Any]) -> Any:
