@@ -17,8 +17,6 @@ from torch.testing._internal.two_tensor import TwoTensor
 import hocket
 
 SHOW = hocket.sink(lambda *values: None)
-
-
 RATE = torch.tensor(0.05)
 LARGE = torch.zeros(2**19)  # more than is kept in each step
 
