@@ -39,6 +39,22 @@ def test_a_long_sum_has_eagers_bits_at_eagers_width_only() -> None:
     assert all(found[op] == {1, 2} for op in found if "mul" in op)
 
 
+@pytest.mark.usefixtures("two_threads")
+def test_a_sum_with_one_term_in_the_recorded_step_may_have_more_in_others() -> None:
+    """As of a unit that a ReLU lets live for one sample: the gradients of all others are zero."""
+    model = nn.Sequential(nn.Conv2d(1, 16, 1), nn.ReLU(), nn.Conv2d(16, 1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        return update(optimizer, model(batch)[:1].square().sum()).detach()
+
+    batch = torch.randn(6, 1, 1, 1)
+    for _ in range(2):
+        step(batch)
+    found = ExactWidths(2).of(capture_step(step, model, optimizer, batch), (1, 2))
+    assert all(widths == {2} for op, widths in found.items() if op.endswith("backward.weight")), found
+
+
 def test_ops_that_one_thread_makes_have_the_same_bits_at_any_width() -> None:
     found = ExactWidths(1).of(captured_sum(100), (1, 2))
     assert set(found.values()) == {frozenset({1, 2})}

@@ -9,9 +9,10 @@ one at which its result is the same. Which ones these are is found by running th
     product of matrices      1: the same       2: eager's
 
 Each op is tried on the values that it has in the recorded step, and on values near these: the fewer numbers an op
-makes, the likelier two different sums agree by chance, and the more often it is tried. Ops of the same kernel, with
-inputs of the same shapes and layouts, are tried once. What no trial shows, the comparison of a plan's first step with
-eager's does, and so do the audits (`hocket.autotune`).
+makes, the likelier two different sums agree by chance, and the more often it is tried. A sum of which all terms but one
+are zero, as a ReLU leaves them, is the same in any order. So zeros are filled in every second trial. Ops of the same
+kernel, with inputs of the same shapes and layouts, are tried once. What no trial shows, the comparison of a plan's
+first step with eager's does, and so do the audits (`hocket.autotune`).
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ def _copies(values: Mapping[int, Any], trial: int) -> dict[int, Any] | None:
         if key not in memories:
             begin, end = spans[key]
             memory = value.detach().as_strided((end - begin,), (1,), begin).clone()
-            memories[key] = _near(memory, random) if trial else memory, begin
+            memories[key] = _near(memory, random, trial % 2 == 1) if trial else memory, begin
         memory, begin = memories[key]
         return memory.as_strided(value.shape, value.stride(), value.storage_offset() - begin)
 
@@ -215,14 +216,20 @@ def _memory(tensor: torch.Tensor) -> tuple[int, torch.dtype]:
     return (tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)), tensor.dtype
 
 
-def _near(memory: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-    """Other numbers of the same signs and ranges, random ones where all are zero."""
+def _near(memory: torch.Tensor, random: torch.Generator, fills: bool) -> torch.Tensor:
+    """Other numbers of the same signs and ranges, random ones where all are zero, or with `fills` where any is."""
     if not (memory.is_floating_point() or memory.is_complex()) or not memory.numel():
         return memory
     factors = torch.rand(memory.shape, generator=random, dtype=torch.float32)
     if not memory.any():
         return factors.to(memory.dtype)
-    return memory.mul_((LEAST_FACTOR + (1 - LEAST_FACTOR) * factors).to(memory.dtype))
+    zeros = (memory == 0) if fills else None
+    memory.mul_((LEAST_FACTOR + (1 - LEAST_FACTOR) * factors).to(memory.dtype))
+    if zeros is None or not zeros.any():
+        return memory
+    sizes = memory[~zeros].abs()
+    typical = sizes[sizes.isfinite()].double().mean().nan_to_num(1.0)
+    return torch.where(zeros, (factors * typical).to(memory.dtype), memory)
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
