@@ -44,7 +44,8 @@ TRAINED = """
         child = os.fork()
         if child == 0:
             signal.alarm(60)  # a child that hangs ends by itself
-        print("parent" if child else "child", run(), flush=True)
+        sys.stdout.write(("parent " if child else "child ") + str(run()) + "\\n")  # in one piece
+        sys.stdout.flush()
         if child == 0:
             os._exit(0)
         _, status = os.waitpid(child, 0)
