@@ -78,6 +78,13 @@ def test_what_is_clear_ends_as_soon_as_it_may():
     assert steps == dict.fromkeys(("eager", "a", "b"), MIN_ROUNDS * STEPS_IN_A_ROW)
 
 
+@pytest.mark.parametrize(("slowness", "counted"), [(50.0, 3), (100.0, 2), (250.0, 1)])
+def test_few_long_steps_are_enough(slowness, counted):
+    found, steps = compared(lambda name: slowness * {"eager": 3.0, "a": 2.0}[name], candidate("a"))
+    assert found.is_clear
+    assert steps["eager"] == MIN_ROUNDS * (counted + 1)
+
+
 def test_the_hopeless_leave_after_a_round():
     found, steps = compared({"eager": 3.0, "a": 2.0, "b": 2.9}.__getitem__, candidate("a"), candidate("b"))
     assert steps["b"] == STEPS_IN_A_ROW

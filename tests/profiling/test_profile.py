@@ -1,5 +1,7 @@
 """Costs of a captured step: measured without touching it, estimated where nothing was measured."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -32,6 +34,14 @@ def test_every_op_is_measured_at_every_width_and_nothing_changes() -> None:
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
     assert torch.equal(torch.get_rng_state(), random)
     assert not optimizer.state, "an optimizer that had no state has none afterwards"
+
+
+@pytest.mark.parametrize(("step_us", "counted"), [(1e3, 3), (3e5, 2), (2e6, 1)])
+def test_few_long_steps_are_a_profile(step_us, counted) -> None:
+    timeline = Timeline((Span("op", "lane", 0.0, step_us),), ("lane",))
+    lanes = SimpleNamespace(timeline=lambda: timeline, close=lambda: None)
+    steps = tracer.steps_of(lanes, runs=3, warm_up=1)  # type: ignore[arg-type]
+    assert sum(1 for _ in steps) == 1 + counted
 
 
 def test_many_cores_are_profiled_by_a_hill_climb(monkeypatch) -> None:

@@ -42,7 +42,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from hocket.autotune.verification import distance, largest, release_memory, ulp_of
+from hocket.autotune.verification import gap_of, largest, release_memory, ulp_of
 from hocket.errors import CaptureError
 from hocket.ir.limits import free_bytes
 from hocket.planning.critical_path import serial_peak_bytes
@@ -239,9 +239,11 @@ def _sampled(
                 back()
         if "result" in own:
             return dict.fromkeys(forms, "eager returned something else than when it was recorded"), returned
-        return {
-            form: gaps if isinstance(gaps, str) else _sample(truth, own, gaps) for form, gaps in found.items()
-        }, returned
+        usual = {
+            name: Distance(group, largest(value), ulp, own.get(name, 0.0), math.inf)
+            for name, group, value, ulp in _values(truth)
+        }
+        return {form: gaps if isinstance(gaps, str) else _sample(usual, gaps) for form, gaps in found.items()}, returned
 
 
 def _truth(captured: Captured, batch: Any) -> Left:
@@ -256,25 +258,21 @@ def _wide_problem(truth: Left, compiled: Left) -> str:
     """Describe a value of a compiled float64 step that rounding does not explain. Empty if there is none."""
     scales: dict[str, list[float]] = {}
     for _, group, value, _ in _values(truth):
-        scales.setdefault(group, []).append(_magnitude(value))
+        scales.setdefault(group, []).append(largest(value))
     # A place that only one form reads (a constant of the trace) is not changed by the other.
     found = {source.name: source.get() for source, _ in truth.places}
     found |= {source.name: value for source, value in compiled.places}
     found |= {f"result {place}": value for place, value in enumerate(compiled.result)}
     for name, group, value, _ in _values(truth):
-        with compiled.memory.present(found[name]) as other:
-            gap = _gap(other, value)
-        if not gap <= WIDE_TOLERANCE * max(_magnitude(value), median(scales[group])):
+        gap = _gap(compiled.memory.present(found[name]), value)
+        if not gap <= WIDE_TOLERANCE * max(largest(value), median(scales[group])):
             return f"in float64, {name} is off by {gap:.3g}"
     return ""
 
 
-def _sample(truth: Left, eager: dict[str, float], form: dict[str, float]) -> Sample:
-    distances = {}
-    for name, group, value, ulp in _values(truth):
-        scale = _magnitude(value)
-        distances[name] = Distance(group, scale, ulp, eager.get(name, 0.0), form.get(name, math.inf))
-    return distances
+def _sample(usual: Sample, gaps: dict[str, float]) -> Sample:
+    """The distances of a form, from those of a form that leaves nothing."""
+    return {name: replace(one, form=gaps.get(name, math.inf)) for name, one in usual.items()}
 
 
 def _values(truth: Left) -> Iterator[tuple[str, str, Any, float]]:
@@ -299,15 +297,8 @@ def _gaps(captured: Captured, truth: Left, result: Any) -> dict[str, float]:
 
 
 def _gap(value: Any, truth: Any) -> float:
-    if isinstance(value, torch.Tensor) or isinstance(truth, torch.Tensor):
-        return distance(value, truth)[0]
-    return 0.0 if value == truth else distance(value, truth)[0]
-
-
-def _magnitude(value: Any) -> float:
-    if isinstance(value, torch.Tensor):
-        return largest(value)
-    return abs(float(value)) if isinstance(value, (int, float)) else 0.0
+    is_equal = not isinstance(value, torch.Tensor) and not isinstance(truth, torch.Tensor) and value == truth
+    return 0.0 if is_equal else gap_of(value, truth)
 
 
 def _move_rates(captured: Captured, batch: Any, factor: float) -> None:

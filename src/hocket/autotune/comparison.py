@@ -2,9 +2,10 @@
 
 Each contender runs four steps per round. The first of them is a warm-up and not counted, since caches and threads are
 as another contender left them. Beside other programs the warm-up is longer: until threads are spread over cores anew,
-which takes about a tenth of a second, steps are up to 16 times as slow. The confidence interval of the speedup
-(eager over the best plan) is computed from whole rounds, since steps in a row are slow together when another program
-runs. The comparison ends once the interval excludes 1. If it never does, the step stays eager.
+which takes about a tenth of a second, steps are up to 16 times as slow. Of steps that take half a second or more one is
+counted, not three. The confidence interval of the speedup (eager over the best plan) is computed from whole rounds,
+since steps in a row are slow together when another program runs. The comparison ends once the interval excludes 1. If
+it never does, the step stays eager.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hocket.autotune.candidate import Candidate, TimedStep
 from hocket.autotune.store import MAX_CORES_OF_OTHERS
 from hocket.backends import Backend
 from hocket.ir import Timeline
+from hocket.profiling.tracer import ENOUGH_MS
 from hocket.reporting import lower_quartile
 
 # Two moments of one machine, and a few steps and many, differ by this factor. Of 30 trainings that had the machine for
@@ -113,7 +115,7 @@ def take_turn(
     """Yield a few steps in a row of a plan, or of eager for None. Return the times of those after the warm-up."""
     warm_up_ms: list[float] = []
     times_ms: list[float] = []
-    while len(times_ms) < STEPS_IN_A_ROW - 1:
+    while len(times_ms) < STEPS_IN_A_ROW - 1 and sum(times_ms) < ENOUGH_MS:
         took_ms = yield TimedStep(candidate.executor, form=candidate.form) if candidate else TimedStep()
         is_settling = sum(warm_up_ms) < settling_ms and len(warm_up_ms) < MAX_SETTLING_STEPS
         is_warm_up = is_settling or not warm_up_ms

@@ -157,22 +157,30 @@ def distance(a: Any, b: Any) -> tuple[float, float]:
 
     NaN against NaN and an infinity against the same one are no difference, and do not hide one elsewhere.
     """
+    absolute = gap_of(a, b)
+    scale = max(largest(a), largest(b)) if 0 < absolute < math.inf else 0.0
+    return absolute, absolute / scale if scale else absolute
+
+
+def gap_of(a: Any, b: Any) -> float:
+    """The largest difference of `distance`."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         if a.shape != b.shape or a.is_complex() != b.is_complex():
-            return math.inf, math.inf
-        absolute = scale = 0.0
-        for x, y in zip(_parts(a), _parts(b), strict=True):
-            alike = (x == y) | (x.isnan() & y.isnan())
-            gap = float(torch.where(alike, 0.0, (x - y).abs()).max())
-            absolute = max(absolute, gap) if math.isfinite(gap) else math.inf
-            scale = max(scale, _largest(x), _largest(y))
+            return math.inf
+        gap = max(map(_gap_of_parts, _parts(a), _parts(b)), default=0.0)
     elif isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        absolute, scale = abs(a - b), max(abs(a), abs(b))
+        gap = abs(a - b)
     else:
-        return math.inf, math.inf
-    if not math.isfinite(absolute):
-        return math.inf, math.inf
-    return absolute, absolute / scale if scale else absolute
+        return math.inf
+    return gap if math.isfinite(gap) else math.inf
+
+
+def _gap_of_parts(x: torch.Tensor, y: torch.Tensor) -> float:
+    gaps = (x - y).abs_()
+    gap = float(gaps.max())
+    if not math.isfinite(gap):
+        gap = float(gaps.masked_fill_((x == y) | (x.isnan() & y.isnan()), 0.0).max())
+    return gap if math.isfinite(gap) else math.inf
 
 
 def ulp_of(value: Any) -> float:
@@ -181,12 +189,17 @@ def ulp_of(value: Any) -> float:
     return torch.finfo(value.dtype).eps if is_float else 0.0
 
 
-def largest(tensor: torch.Tensor) -> float:
-    """Return the largest finite magnitude of a tensor, or 0 if there is none."""
-    return max(map(_largest, _parts(tensor)), default=0.0)
+def largest(value: Any) -> float:
+    """Return the largest finite magnitude of a tensor or of a number, or 0 if there is none."""
+    if isinstance(value, torch.Tensor):
+        return max(map(_largest, _parts(value)), default=0.0)
+    return abs(float(value)) if isinstance(value, (int, float)) else 0.0
 
 
 def _largest(part: torch.Tensor) -> float:
+    found = float(part.abs().max())
+    if math.isfinite(found):
+        return found
     finite = part[part.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
 

@@ -22,6 +22,9 @@ from hocket.profiling.hill_climb import COMPACT, FEW_CORES, SCATTER, Setting, cl
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import compile_action
 
+# Counted steps that take this long together are enough: what disturbs a step is averaged within a long one.
+ENOUGH_MS = 500.0
+
 
 def default_widths(cores: int) -> tuple[int, ...]:
     """1, 2, 4, ... and all cores."""
@@ -96,10 +99,13 @@ def _timed(captured: Captured, lanes: Executor, runs: int) -> list[Timeline]:
 
 
 def steps_of(lanes: Executor, runs: int, warm_up: int = 0) -> Generator[Executor, None, list[Timeline]]:
-    """Ask for steps by an executor, and return when the ops of all but the first few ran. Closes the executor."""
-    found = []
+    """Ask for steps by an executor, and return when the ops of all but the first few ran. Closes the executor.
+
+    Steps that take `ENOUGH_MS` in all are enough, however many they are.
+    """
+    found: list[Timeline] = []
     try:
-        for _ in range(warm_up + runs):
+        while len(found) < warm_up + runs and sum(each.makespan_us for each in found[warm_up:]) < ENOUGH_MS * 1e3:
             yield lanes
             found.append(lanes.timeline())
     finally:

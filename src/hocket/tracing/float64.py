@@ -12,7 +12,7 @@ computed some images at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,10 +62,9 @@ class Left:
         self.memory.close()
 
     def each(self) -> Iterator[tuple[Any, Any]]:
-        """Each place and its value, which is in memory until the next one is asked for."""
+        """Each place and its value."""
         for source, value in self.places:
-            with self.memory.present(value):
-                yield source, value
+            yield source, self.memory.present(value)
 
 
 def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit_bytes: float = math.inf) -> Left:
@@ -91,13 +90,20 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
     calls, uses, kept = _uses(captured)
     memory, heap = ValueMemory(limit_bytes, uses), HeapTrimmer(int(min(MAX_UNTRIMMED_BYTES, limit_bytes)))
     values: dict[int, Any] = {}
+    source_of = dict(captured.inputs)
+
+    def take(slots: Iterable[int]) -> None:
+        """Copy inputs when they are first read: state of the optimizer would lie in the file until its update."""
+        for slot in slots:
+            if slot not in values:
+                source = source_of[slot]
+                values[slot] = _copied(leaves[source.index] if type(source) is BatchLeaf else source.get())
+                memory.add(slot, values[slot])
+
     try:
-        for slot, source in captured.inputs:
-            values[slot] = _copied(leaves[source.index] if type(source) is BatchLeaf else source.get())
-            memory.add(slot, values[slot])
-            memory.spill(-1)
         with torch.no_grad():
             for at, call in enumerate(calls):
+                take(call.reads)
                 memory.load(call.reads)
                 _run(call, values, numbers, None if is_wide else dtypes)
                 made_bytes = 0
@@ -110,7 +116,9 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
                         del values[slot]
                 memory.spill(at)
                 heap.made(made_bytes)
-            memory.spill(len(calls), limit_bytes=0)  # it is asked for one value at a time
+            for slot in source_of:
+                take([slot])
+                memory.spill(len(calls), limit_bytes=0)  # it is asked for one value at a time
             memory.load(at for kind, at, _ in captured.results if kind != "number")
     except BaseException:
         memory.close()

@@ -13,11 +13,11 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
+import mmap
 import os
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,18 +96,15 @@ class ValueMemory:
                 block.is_out = False
                 self.held_bytes += block.size_bytes
 
-    @contextmanager
-    def present(self, value: Any) -> Iterator[Any]:
-        """Context in which a final value is in memory. A spilled one is spilled again at the end."""
+    def present(self, value: Any) -> Any:
+        """A final value in memory, or pages of the file that are read as a tensor like it."""
         block = self._blocks.get(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None
-        was_out = block is not None and block.is_out
-        if block is not None and was_out:
-            self.load(list(block.slots)[:1])
-        try:
-            yield value
-        finally:
-            if block is not None and was_out:
-                self._put_out(block)
+        if block is None or not block.is_out or block.offset is None:
+            return value
+        pages = mmap.mmap(self._file.fileno(), block.size_bytes, offset=block.offset, access=mmap.ACCESS_COPY)
+        storage = torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
+        with torch.no_grad():
+            return value.detach().set_(storage, value.storage_offset(), value.shape, value.stride())
 
     def spill(self, at: int, limit_bytes: float = math.inf) -> None:
         """Spill values until the limit, or this one, holds after the call of this number. Unwritable ones stay."""
@@ -148,12 +145,10 @@ class ValueMemory:
         if block.offset is None:
             free = self._places.get(block.size_bytes)
             block.offset = free.pop() if free else self._end
-            self._end = max(self._end, block.offset + block.size_bytes)
+            pages = -(-block.size_bytes // mmap.PAGESIZE)
+            self._end = max(self._end, block.offset + pages * mmap.PAGESIZE)
         self._file.seek(block.offset)
         _all(self._file.write, block)
-        self._put_out(block)
-
-    def _put_out(self, block: _Block) -> None:
         block.storage.resize_(0)
         block.is_out = True
         self.held_bytes -= block.size_bytes
