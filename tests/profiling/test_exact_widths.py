@@ -1,11 +1,14 @@
 """The widths at which ops have eager's bits: found on copies, for ops that split sums and for those that do not."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from hocket.profiling import exact_widths
 from hocket.profiling.exact_widths import ExactWidths, same_bits
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
@@ -123,3 +126,31 @@ def test_conjugates_have_bits_too():
     assert same_bits(numbers.conj(), numbers.conj().resolve_conj())
     assert not same_bits(numbers.conj(), numbers)
     assert same_bits(numbers.conj().imag, -numbers.imag)
+
+
+def test_trials_of_large_ops_are_few_and_their_copies_are_dropped_at_once(monkeypatch) -> None:
+    trials: list[int] = []
+    made: list[list[weakref.ref[torch.Tensor]]] = []
+    own = exact_widths._copies
+
+    def noted(values: Any, trial: int) -> Any:
+        alive = [copies for copies in made if any(each() is not None for each in copies)]
+        assert len(alive) <= 1, "copies of an earlier trial are still there"
+        copies = own(values, trial)
+        made.append([weakref.ref(value) for value in copies.values()])
+        trials.append(trial)
+        return copies
+
+    monkeypatch.setattr(exact_widths, "_copies", noted)
+    captured = captured_sum(4096)
+    few = {}
+    gc.disable()
+    try:
+        for limit in (1, 2**24):
+            monkeypatch.setattr(exact_widths, "MAX_READ", limit)
+            trials.clear()
+            ExactWidths(torch.get_num_threads()).of(captured, [torch.get_num_threads() + 1])
+            few[limit] = max(trials)
+    finally:
+        gc.enable()
+    assert few == {1: 1, 2**24: exact_widths.MAX_TRIALS}

@@ -24,21 +24,26 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hocket.execution.base import below_autograd, releases
 from hocket.execution.process import forked
 from hocket.ir import Lane, Plan, synchronisation
 from hocket.tracing.captured import Captured
-from hocket.tracing.program import Action, Call, Slot, compile_action
+from hocket.tracing.program import Action, Call, Slot, compile_action, slots_in
+from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.saved_state import generators_kept, span
 from hocket.tracing.scalars.tape import TapeRef
 
-# The trials of an op on further values produce at least this many numbers together, in at most this many trials.
+# The trials of an op on further values produce at least this many numbers together, in at most this many trials, and
+# read no more than so many numbers, but for the first trial.
 ENOUGH_NUMBERS = 64
 MAX_TRIALS = 8
+MAX_READ = 2**24
 # Inputs are multiplied by numbers between this and 1 in these trials, so that signs and ranges stay.
 LEAST_FACTOR = 0.75
+# How many such factors are drawn: of larger inputs each part is multiplied by the same ones.
+NUM_FACTORS = 2**18
 # They make memory with whatever is in it.
 _EMPTY = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 
@@ -150,10 +155,21 @@ def _is_exact(
         if found is None or not all(map(same_bits, expected, found)):
             return False
         if not trial:
-            made = [each.numel() for each in expected if each.is_floating_point() or each.is_complex()]
-            num_trials += min(MAX_TRIALS, -(-ENOUGH_NUMBERS // max(1, min(made)))) if made else 0
+            num_trials += _num_further(action, values, expected)
+        del expected, found  # before the next ones are made: they may be most of the machine's memory
         trial += 1
     return True
+
+
+def _num_further(action: Action, values: Sequence[Any], made: Sequence[torch.Tensor]) -> int:
+    """How many trials on further values an action needs, by what it has made and what it reads."""
+    numbers = [each.numel() for each in made if each.is_floating_point() or each.is_complex()]
+    if not numbers:
+        return 0
+    read = tree_leaves([values[slot] for slot in action.reads])
+    num_read = sum(each.numel() for each in read if isinstance(each, torch.Tensor))
+    needed = -(-ENOUGH_NUMBERS // max(1, min(numbers)))
+    return max(1, min(needed, MAX_TRIALS, MAX_READ // max(1, num_read)))
 
 
 def _outcome(
@@ -176,8 +192,9 @@ def _outcome(
     except Exception:  # noqa: BLE001  # whatever a kernel says of values that are not its own
         return None
     changed = [inputs[slot] for slot in action.fills]
-    if any(call.func._schema.is_mutable for call in action.calls if hasattr(call.func, "_schema")):
-        changed += [inputs[slot] for slot in action.reads]
+    for call in action.calls:
+        if hasattr(call.func, "_schema"):
+            changed += [inputs[slot] for slot in slots_in(list(written_arguments(call.func, call.args, call.kwargs)))]
     return [leaf for leaf in tree_leaves(changed) if isinstance(leaf, torch.Tensor)]
 
 
@@ -196,40 +213,49 @@ def _copies(values: Mapping[int, Any], trial: int) -> dict[int, Any] | None:
     random = torch.Generator().manual_seed(trial)
     memories: dict[tuple[int, torch.dtype], tuple[torch.Tensor, int]] = {}
 
-    def copy(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return type(value)([copy(each) for each in value])
-        if not isinstance(value, torch.Tensor):
-            return value
+    def copy(value: torch.Tensor) -> torch.Tensor:
         key = _memory(value)
         if key not in memories:
             begin, end = spans[key]
             memory = value.detach().as_strided((end - begin,), (1,), begin).clone()
-            memories[key] = _near(memory, random, trial % 2 == 1) if trial else memory, begin
+            if trial:
+                _move(memory, random, trial % 2 == 1)
+            memories[key] = memory, begin
         memory, begin = memories[key]
         return memory.as_strided(value.shape, value.stride(), value.storage_offset() - begin)
 
-    return {slot: copy(value) for slot, value in values.items()}
+    copies: dict[int, Any] = tree_map_only(torch.Tensor, copy, dict(values))
+    return copies
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, torch.dtype]:
     return (tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)), tensor.dtype
 
 
-def _near(memory: torch.Tensor, random: torch.Generator, fills: bool) -> torch.Tensor:
-    """Other numbers of the same signs and ranges, random ones where all are zero, or with `fills` where any is."""
+def _move(memory: torch.Tensor, random: torch.Generator, fills: bool) -> None:
+    """Multiply by factors, which keep signs and ranges. With `fills`, or where all are zero, fill zeros in."""
     if not (memory.is_floating_point() or memory.is_complex()) or not memory.numel():
-        return memory
-    factors = torch.rand(memory.shape, generator=random, dtype=torch.float32)
-    if not memory.any():
-        return factors.to(memory.dtype)
-    zeros = (memory == 0) if fills else None
-    memory.mul_((LEAST_FACTOR + (1 - LEAST_FACTOR) * factors).to(memory.dtype))
-    if zeros is None or not zeros.any():
-        return memory
-    sizes = memory[~zeros].abs()
-    typical = sizes[sizes.isfinite()].double().mean().nan_to_num(1.0)
-    return torch.where(zeros, (factors * typical).to(memory.dtype), memory)
+        return
+    factors = torch.rand(min(memory.numel(), NUM_FACTORS), generator=random, dtype=torch.float32)
+    parts = memory.split(NUM_FACTORS)
+    typical = _typical_size(parts) if fills or not memory.any() else 0.0
+    for part in parts:
+        own = factors[: len(part)]
+        zeros = part == 0
+        part.mul_((LEAST_FACTOR + (1 - LEAST_FACTOR) * own).to(part.dtype))
+        if typical:
+            part.copy_(torch.where(zeros, (own * typical).to(part.dtype), part))
+
+
+def _typical_size(parts: Iterable[torch.Tensor]) -> float:
+    """The mean magnitude of all finite numbers that are not zero, or 1 if there are none."""
+    total, num = 0.0, 0
+    for part in parts:
+        sizes = part.abs().double()
+        counted = sizes.isfinite() & (sizes != 0)
+        total += float(sizes.masked_fill_(~counted, 0.0).sum())
+        num += int(counted.sum())
+    return total / num if num else 1.0
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
