@@ -11,7 +11,7 @@ from torch import nn
 
 import hocket
 from equivalence.compare import assert_same
-from hocket.autotune import closeness
+from hocket.autotune import closeness, verification
 from hocket.autotune.closeness import MAX_SAMPLES, Closeness, Distance, sample
 from hocket.autotune.forms import rewritten
 from hocket.errors import CaptureError
@@ -334,17 +334,18 @@ def test_without_room_forms_are_refused_and_nothing_is_run(squared: Captured, mo
         raise AssertionError("a step was made")
 
     needed = closeness.float64_peak_bytes(squared)
-    monkeypatch.setattr(closeness, "available_bytes", lambda: int(needed * 1.9))
+    monkeypatch.setattr(verification, "available_bytes", lambda: int(needed * 1.9))
     with pytest.raises(CaptureError, match=r"a step in float64 to compare with would take 0 MiB, and 0 MiB are free"):
         sample(squared, run, {"form": run}, torch.randn(64, 64), 0)
-    monkeypatch.setattr(closeness, "available_bytes", lambda: int(needed * 2.1))
-    closeness.expect_room(squared)
+    monkeypatch.setattr(verification, "available_bytes", lambda: int(needed * 2.1))
+    with pytest.raises(AssertionError, match="a step was made"):
+        sample(squared, run, {}, torch.randn(64, 64), 0)
 
 
 def test_free_memory_is_what_the_system_says(tmp_path: Path) -> None:
     said = tmp_path / "meminfo"
     said.write_text("MemTotal:       100 kB\nMemAvailable:     7 kB\n")
-    assert closeness.available_bytes(said) == 7 * 1024
+    assert verification.available_bytes(said) == 7 * 1024
     said.write_text("MemTotal:       100 kB\n")
-    assert closeness.available_bytes(said) is None
-    assert closeness.available_bytes(tmp_path / "nowhere") is None
+    assert verification.available_bytes(said) is None
+    assert verification.available_bytes(tmp_path / "nowhere") is None

@@ -1,12 +1,15 @@
 """Comparing two runs: a wrong rate is found, the user's state stays eager's."""
 
 import math
+import re
 
 import pytest
 import torch
 
+import hocket
 from equivalence.compare import assert_same, everything
 from hocket import zoo
+from hocket.autotune import verification
 from hocket.autotune.verification import differ, distance, largest, verify
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
@@ -27,6 +30,18 @@ def test_five_steps_are_bitwise_and_the_state_is_eagers() -> None:
     assert found.bitwise
     assert found.equal
     assert found.steps == len(returned) == 5
+
+
+def test_without_room_for_copies_nothing_is_run_and_the_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    twin, job = (zoo.load("mlp", depth=2, width=512, batch_size=4, optimizer="adam") for _ in range(2))
+    fast = hocket.schedule(job.step, job.model, job.optimizer, cache=False)
+    monkeypatch.setattr(verification, "available_bytes", lambda: 2**20)
+    for number in range(12):
+        twin.step(twin.batch(number))
+        fast(job.batch(number))
+    assert str(fast.verdict) == "eager"
+    assert re.search(r"a comparison of a plan with eager would take \d+ MiB, and 1 MiB are free", fast.why)
+    assert_same(everything(job), everything(twin))
 
 
 def test_a_step_with_another_rate_is_found() -> None:

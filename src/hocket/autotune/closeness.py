@@ -35,16 +35,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from statistics import median, median_low
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from hocket.autotune.verification import gap_of, largest, release_memory, ulp_of
+from hocket.autotune.verification import expect_room, gap_of, largest, release_memory, ulp_of
 from hocket.errors import CaptureError
-from hocket.ir.limits import free_bytes
 from hocket.planning.critical_path import serial_peak_bytes
 from hocket.sinks import sinks_held
 from hocket.tracing.captured import Captured
@@ -174,7 +172,7 @@ def sample(
     Returns for each form its sample or the text of its error, and eager's result. A `CaptureError` says that there is
     no float64 step (see `float64_step`), or no memory for it: nothing was run.
     """
-    expect_room(captured)
+    expect_room(float64_peak_bytes(captured), MAX_FREE_SHARE, "a step in float64 to compare with")
     tapes = [each.captured.trace.tape for each in forms.values() if hasattr(each, "captured")]
     try:
         with ExitStack() as trust:
@@ -317,16 +315,6 @@ def _move_rates(captured: Captured, batch: Any, factor: float) -> None:
                 entry.get().mul_(factor)
 
 
-def expect_room(captured: Captured) -> None:
-    """Raise a `CaptureError` if a step in float64 would take more than half of the free memory."""
-    free_bytes, needed_bytes = available_bytes(), float64_peak_bytes(captured)
-    if free_bytes is not None and needed_bytes > MAX_FREE_SHARE * free_bytes:
-        needed, free = needed_bytes / 2**20, free_bytes / 2**20
-        raise CaptureError(
-            f"a step in float64 to compare with would take {needed:,.0f} MiB, and {free:,.0f} MiB are free"
-        )
-
-
 def float64_peak_bytes(captured: Captured) -> float:
     """Return the peak size of a step in float64. Tensors of integers count as if they grew, too."""
     values = (node.meta.get("val") for node in captured.lowered.slot_of)
@@ -339,14 +327,3 @@ def float64_limit_bytes(captured: Captured) -> float:
     graph = captured.graph
     lasting = sum(buffer.size_bytes for buffer in graph.buffers if buffer.life in ("lasting", "input"))
     return max(LEAST_LIMIT_BYTES, LIMIT_SHARE * (serial_peak_bytes(graph) - lasting))
-
-
-def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Return the memory available without swapping, within the limits of a container or a job, or None if unknown."""
-    limit = free_bytes()
-    try:
-        lines = meminfo.read_text().splitlines()
-    except OSError:
-        return limit
-    found = [int(line.split()[1]) * 2**10 for line in lines if line.startswith("MemAvailable:")]
-    return min([*found, *([] if limit is None else [limit])], default=None)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,18 @@ from torch.utils._pytree import tree_flatten
 
 from hocket import native
 from hocket.backends import ROUNDING
-from hocket.errors import StaleCaptureError
+from hocket.errors import CaptureError, StaleCaptureError
 from hocket.heap import trim_heap
+from hocket.ir.limits import free_bytes
+from hocket.planning.critical_path.memory import lasting_bytes, serial_peak_bytes
 from hocket.profiling.exact_widths import same_bits
 from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.captured import Captured
 from hocket.tracing.saved_state import Saved
+from hocket.tracing.state import Inventory
 
+# The share of the free memory that copies of the state may take.
+MAX_FREE_SHARE = 0.8
 # Elements that are compared at a time.
 _PART = 2**16
 
@@ -59,6 +65,25 @@ def release_memory() -> None:
     trim_heap()
 
 
+def expect_room(needed_bytes: float, max_share: float, what: str) -> None:
+    """Raise a `CaptureError` if `what` takes more than this share of the memory that is free."""
+    available = available_bytes()
+    if available is not None and needed_bytes > max_share * available:
+        needed, free = needed_bytes / 2**20, available / 2**20
+        raise CaptureError(f"{what} would take {needed:,.0f} MiB, and {free:,.0f} MiB are free")
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Return the memory available without swapping, within the limits of a container or a job, or None if unknown."""
+    limit = free_bytes()
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return limit
+    found = [int(line.split()[1]) * 2**10 for line in lines if line.startswith("MemAvailable:")]
+    return min([*found, *([] if limit is None else [limit])], default=None)
+
+
 def verify(
     captured: Captured,
     planned: Callable[[Any], Any],
@@ -74,13 +99,17 @@ def verify(
     nothing differs, the current values of numbers count as proven. Eager steps have `width` threads, so that a plan of
     narrow lanes is compared with torch at that width, and are made by `eager`, by default the captured step itself.
 
-    Returns the difference, and the results of the eager steps.
+    Returns the difference, and the results of the eager steps. A `CaptureError` says that there is no memory for copies
+    of the state: nothing was run.
     """
     moved = captured.moved(batches[0]) if batches else set()
     state = captured.trace.places.again(), captured.written(batches[0] if batches else ()), captured.trace.appended
     made: list[str] = []
     held: list[Any] = []
     release_memory()
+    expect_room(
+        _verified_bytes(captured, *state[:2]), MAX_FREE_SHARE, "copies of the state to compare a plan with eager"
+    )
     before = Saved(*state)
     with _threads(width), sinks_heard(partial(_note_call, made)):
         returned = [(eager or captured.step)(batch) for batch in batches]
@@ -115,6 +144,14 @@ def verify(
     if found.equal:
         captured.trace.tape.prove(moved)
     return found, returned
+
+
+def _verified_bytes(captured: Captured, places: Inventory, written: Sequence[torch.Tensor]) -> float:
+    """The host's memory for two copies of the state, or for one and the rest of a step."""
+    tensors = [entry.get() for entry in (*places.parameters, *places.parameters, *places.tensors)]  # and gradients
+    state = sum(each.nbytes for each in (*tensors, *written) if each.device.type == "cpu")
+    graph = captured.graph
+    return state + max(state, serial_peak_bytes(graph) - lasting_bytes(graph))
 
 
 def _note_call(made: list[str], sink: Sink, make: Callable[..., object], args: Any, kwargs: Any) -> None:

@@ -42,7 +42,7 @@ MAX_TRIALS = 8
 MAX_READ = 2**24
 # Inputs are multiplied by numbers between this and 1 in these trials, so that signs and ranges stay.
 LEAST_FACTOR = 0.75
-# How many such factors are drawn: of larger inputs each part is multiplied by the same ones.
+# The number of such factors that are drawn. Of larger inputs each part is multiplied by the same ones.
 NUM_FACTORS = 2**18
 # They make memory with whatever is in it.
 _EMPTY = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
@@ -162,7 +162,7 @@ def _is_exact(
 
 
 def _num_further(action: Action, values: Sequence[Any], made: Sequence[torch.Tensor]) -> int:
-    """How many trials on further values an action needs, by what it has made and what it reads."""
+    """Return the number of trials on further values that an action needs, by what it has made and what it reads."""
     numbers = [each.numel() for each in made if each.is_floating_point() or each.is_complex()]
     if not numbers:
         return 0
