@@ -20,6 +20,7 @@ import torch
 from benchmarks.bench import Budget, Save, unsaved
 from benchmarks.critical_path.measured import profiled_job
 from hocket.backends import CudaBackend, StreamBackend
+from hocket.execution.streams import CudaDevice
 from hocket.ir import Costs, Timeline
 from hocket.planning import plan
 
@@ -163,7 +164,7 @@ def _blocks() -> dict[str, Any]:
 
 def occupancy_of(name: str, size: int, backend: StreamBackend | None = None, device: str = "cuda") -> dict[str, Any]:
     """The busy part of the multiprocessors by tenths of a step, of one stream and of the plan, in two steps each."""
-    backend = backend or CudaBackend(torch.cuda.current_device())
+    backend = backend or CudaBackend(CudaDevice())
     job, captured, costs = profiled_job(name, size, backend, device)
     found: dict[str, Any] = {}
     for label, options in (("one stream", {"methods": ()}), ("planned", {})):

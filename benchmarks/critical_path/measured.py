@@ -28,6 +28,7 @@ from hocket.backends import Backend, CpuBackend, CudaBackend, StreamBackend
 from hocket.errors import ExecutionError
 from hocket.execution import executor
 from hocket.execution.base import Executor
+from hocket.execution.streams import CudaDevice
 from hocket.ir import Costs, Machine, Plan
 from hocket.job import Job
 from hocket.planning import plan
@@ -102,7 +103,7 @@ def on_gpu(
     Raises:
         ExecutionError: there is no CUDA device.
     """
-    backend = CudaBackend(torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    backend = CudaBackend(CudaDevice())
     networks = dict(list(ON_GPU.items())[: 3 if quick else None])
     return on_streams(backend, "cuda", networks, rounds, block, Budget(budget_s), save)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -43,6 +44,7 @@ class StrictCuda(StreamDevice):
 
     Attributes:
         num_captures, num_replays: counted.
+        graph_bytes, peak_graph_bytes: held by the graphs that are there, and the most that it was.
         fail_replay: as given.
     """
 
@@ -51,7 +53,8 @@ class StrictCuda(StreamDevice):
         fail_capture: Callable[[int, int], None] = lambda capture, op: None,
         fail_replay: Callable[[int], None] = lambda replay: None,
     ) -> None:
-        self.num_captures = self.num_replays = 0
+        self.num_captures = self.num_replays = self.peak_graph_bytes = 0
+        self._graphs: WeakSet[_Capture] = WeakSet()
         self._fail_capture = fail_capture
         self.fail_replay = fail_replay
         self._host: dict[int, torch.UntypedStorage] = {}
@@ -59,6 +62,10 @@ class StrictCuda(StreamDevice):
         self._current = "caller's"
         self._clock_us = 0.0
         self._marks: list[_Event] = []  # events of the capture under way
+
+    @property
+    def graph_bytes(self) -> int:
+        return sum(graph.size_bytes for graph in self._graphs)
 
     def on_host(self, *tensors: torch.Tensor) -> None:
         """From now on these stand for tensors on the CPU."""
@@ -126,6 +133,8 @@ class StrictCuda(StreamDevice):
         finally:
             self._graph, self._current = None, "caller's"
             graph.end()
+        self._graphs.add(graph)
+        self.peak_graph_bytes = max(self.peak_graph_bytes, self.graph_bytes)
         marks = [(event, event.at_us - start_us) for event in self._marks]
         took_us = self._clock_us - start_us
 
@@ -178,6 +187,10 @@ class _Capture(TorchDispatchMode):
         # By tensors of the graph's own: so it shows which of the step's are still there.
         self._ops.append((func, *tree_map_only(torch.Tensor, lambda leaf: leaf.data, (args, kwargs, fresh))))
         return result
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.nbytes for *_, fresh in self._ops for tensor in fresh.values())
 
     def end(self) -> None:
         """Undo what the capture wrote."""

@@ -21,6 +21,7 @@ from hocket.adaptation import DriftLimits
 from hocket.autotune.store import DecisionStore
 from hocket.backends import Backend
 from hocket.execution.base import Executor
+from hocket.execution.streams import CudaDevice
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.planning.critical_path.memory import lasting_bytes, serial_peak_bytes
 from hocket.pystate.watch import PurityWatch
@@ -62,6 +63,7 @@ class TunerConfig:
     # tensors that are neither the models' nor the optimizers' and get gradients in a step, by identity. They are found
     # by recording.
     leaves: dict[int, Entry] = field(default_factory=dict)
+    gpus: dict[int, CudaDevice] = field(default_factory=dict)  # by index: all its plans run on the same streams of each
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from hocket.autotune.candidate import TunerConfig
 from hocket.backends import Backend, CpuBackend, CudaBackend
 from hocket.errors import InputError
 from hocket.execution import EXECUTORS, unavailable_reason
+from hocket.execution.streams import CudaDevice
 from hocket.ir import Machine, Plan
 from hocket.planning import planners
 from hocket.tracing.standing import value_now
@@ -58,7 +59,10 @@ def backend_of(config: TunerConfig) -> Backend:
         return config.backend()
     devices = _devices_of(config.places)
     if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
-        return CudaBackend(device.index or 0)
+        index = device.index or 0
+        if index not in config.gpus:
+            config.gpus[index] = CudaDevice(index)
+        return CudaBackend(config.gpus[index])
     return CpuBackend(config.machine, config.executor, bitwise=config.numerics == "bitwise")
 
 

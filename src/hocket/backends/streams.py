@@ -78,9 +78,8 @@ class CudaBackend(StreamBackend):
 
     is_asynchronous = True
 
-    def __init__(self, index: int) -> None:
-        device = CudaDevice(index)
-        found = torch.cuda.get_device_properties(index)
+    def __init__(self, device: CudaDevice) -> None:
+        found = torch.cuda.get_device_properties(device.index)
         least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # it is static
         gpu = replace(
             _published(found.name) or _by_properties(found),

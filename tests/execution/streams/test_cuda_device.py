@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from hocket.autotune.options import backend_of, unplannable
+from hocket.backends import CudaBackend
 from hocket.execution.streams import CudaDevice
+from hocket.tracing.state import inventory
 from hocket.tracing.switches import obstacle
 
 
@@ -99,3 +103,23 @@ def test_a_step_is_eager_while_the_caller_captures_a_graph(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert obstacle() == "the current stream captures a CUDA graph"
+
+
+def on_gpus(*devices: str) -> torch.nn.Module:
+    """A module with a parameter on each of these devices, which has no values."""
+    with FakeTensorMode():
+        return torch.nn.ParameterList([torch.empty(2, device=device) for device in devices])
+
+
+def test_a_step_on_two_devices_is_refused_by_their_names() -> None:
+    assert "on cuda:0, cuda:1; a step is planned on" in unplannable(inventory(on_gpus("cuda:0", "cuda:1"), ()))
+    assert not unplannable(inventory(on_gpus("cuda:1", "cuda:1"), ()))
+
+
+def test_the_variants_of_a_schedule_share_the_streams_of_a_gpu(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(name="NVIDIA A100", multi_processor_count=108, total_memory=40e9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+    config: Any = SimpleNamespace(backend=None, places=inventory(on_gpus("cuda:0"), ()), gpus={})
+    first, second = backend_of(config), backend_of(config)
+    assert isinstance(first, CudaBackend)
+    assert first.device is second.device

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from hocket.autotune import tuner
 from quick import covering
 from support.steps import update
 from support.strict_cuda import CaptureRefusedError, StrictCuda
@@ -144,3 +145,17 @@ def test_state_that_is_bound_anew_is_not_captured_again_in_each_step() -> None:
     assert fast.verdict == "planned"
     assert device.num_captures < 12
     assert all(torch.equal(*pair) for pair in kept)
+
+
+def test_a_search_holds_the_memory_of_one_graph_whatever_the_number_of_its_candidates(monkeypatch) -> None:
+    """A capture begins by giving back what graphs had that are gone (`torch.cuda.graph` empties the cache)."""
+    peaks, finalists = [], tuner.finalists
+    for num in (1, 5):
+        monkeypatch.setattr(tuner, "finalists", lambda proposals, num=num: finalists(proposals)[:1] * num)
+        twins = Twins(OPTIMIZERS["Adam"])
+        twins.train(3 * NUM_STEPS)
+        assert len(twins.fast.decision.candidates) == num
+        peaks.append(twins.device.peak_graph_bytes)
+        twins.fast.close()
+        assert not twins.device.graph_bytes
+    assert peaks[0] == peaks[1]

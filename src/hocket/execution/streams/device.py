@@ -140,6 +140,8 @@ class CudaDevice(StreamDevice):
         torch.cuda.synchronize(self.index)
 
     def graph(self, work: Callable[[], None]) -> Callable[[], None]:
+        # A pool of its own, all of which a replay writes over. At the next capture torch gives back the pools of graphs
+        # that are gone, and a tuner closes each executor before another one runs.
         made, pool, before = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), self.current()
         # The model's device need not be the current one, and a graph of another device's stream is empty.
         with torch.cuda.device(self.index):
