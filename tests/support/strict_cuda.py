@@ -27,6 +27,7 @@ from hocket.execution.base import below_autograd
 from hocket.execution.streams import StreamDevice
 from hocket.execution.streams.graphs import num_holders
 
+HOST = torch.device("cpu:0")  # that of tensors on the CPU, where "cpu" stands for the device
 _READ_BY_HOST = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
 _WRITES_STATISTICS = {"aten::native_batch_norm": (3, 4)}
 
@@ -116,7 +117,7 @@ class StrictCuda(StreamDevice):
         return second.at_us - first.at_us
 
     def owns(self, where: torch.Tensor | torch.device) -> bool:
-        return not isinstance(where, torch.Tensor) or where.untyped_storage()._cdata not in self._host
+        return where != HOST if isinstance(where, torch.device) else where.untyped_storage()._cdata not in self._host
 
     def synchronize(self) -> None:
         if self._graph is not None:
@@ -175,7 +176,8 @@ class _Capture(TorchDispatchMode):
             result = func(*args, **kwargs)  # the host runs it, once
             self._note_host(result)
             return result
-        if name in _READ_BY_HOST or (name in ("aten::copy_", "aten::_to_copy") and not all(owned)):
+        copies = name in ("aten::copy_", "aten::_to_copy")
+        if name in _READ_BY_HOST or (copies and (not all(owned) or kwargs.get("device") == HOST)):
             raise CaptureRefusedError(f"CUDA error: operation not permitted when stream is capturing ({name})")
         args, kwargs = tree_map(self._baked, (args, kwargs))
         written = list(_written(func, args, kwargs))

@@ -4,6 +4,7 @@ import random
 from functools import partial
 
 import pytest
+import torch
 
 from equivalence.test_lanes import JOBS, captured_twins
 from hocket import zoo
@@ -88,3 +89,17 @@ def test_a_wait_that_is_left_out_is_noticed_where_it_matters() -> None:
         if device.problems:
             noticed.add(number)
     assert len(noticed) >= whole.num_waits - 4, noticed
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_follows_a_step_that_raised_comes_after_all_that_it_launched(seed: int) -> None:
+    pair, _, captured = captured_twins(JOBS["transformer"], True)
+    chance = random.Random(seed)
+    device = AllocatingStreams()
+    made = on_streams(on_lanes(random_order(captured.graph, chance), 3, chance))
+    inputs, targets = pair.planned.batch(0)
+    with pytest.raises(IndexError):
+        StreamLanes(captured, made, device=device)((inputs, torch.full_like(targets, 10_000)))
+    for parameter in pair.planned.model.parameters():
+        device.access(device.current(), parameter, True, "the caller's")
+    assert not device.problems

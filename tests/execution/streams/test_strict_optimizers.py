@@ -15,9 +15,11 @@ from torch import nn
 from hocket.execution.streams import GraphedLanes
 from hocket.ir import Lane, Plan
 from hocket.tracing.capturing import capture_step
+from hocket.tracing.recording import outcomes
 from support.strict_cuda import StrictCuda
 from support.strict_twins import NUM_STEPS, OPTIMIZERS, Twins, same
 
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
 KINDS = ("single", "foreach", "fused", "capturable", "capturable foreach", "tensor rate")
 MADE = ("before", "within", "after")
 
@@ -119,22 +121,57 @@ def test_an_optimizer_that_reads_its_weights_is_named() -> None:
     assert "as LBFGS and Adafactor do" in twins.fast.why
 
 
+class Scaled(Twins):
+    """Each has a scaler, whose scale grows until it is too large."""
+
+    clips = False
+
+    def step_of(self, model: Any, optimizer: Any) -> Callable[[Any], Any]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5)
+        self.__dict__.setdefault("scalers", []).append(scaler)
+        clips = self.clips
+
+        def step(batch: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = model(batch).float().square().mean()
+            scaler.scale(loss).backward()
+            if clips:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        return step
+
+    def state(self, which: int) -> list[Any]:
+        return [*super().state(which), list(self.scalers[which].state_dict().values())]
+
+
+class ScaledAndClipped(Scaled):
+    clips = True
+
+
+def some_infinite(number: int) -> torch.Tensor:
+    return torch.full((4, 8), torch.inf) if random.Random(number).random() < 0.05 else torch.randn(4, 8)
+
+
+@pytest.mark.parametrize("kind", [Scaled, ScaledAndClipped])
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("name", ["SGD", SLOW("Adam"), "AdamW"])
+def test_an_update_that_its_scaler_skips_is_undone(name: str, foreach: bool, kind: type[Twins]) -> None:
+    twins = kind(partial(OPTIMIZERS[name], foreach=foreach))
+    twins.train(150, some_infinite)
+    assert twins.device.num_replays > 40, twins.fast.why
+    twins.fast.close()
+
+
 @pytest.mark.parametrize("is_fused", [True, False])
-def test_a_scaler_is_planned_with_a_fused_optimizer_and_named_with_any_other(is_fused: bool) -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-
-    class Scaled(Twins):
-        def step_of(self, model: Any, optimizer: Any) -> Callable[[Any], Any]:
-            def step(batch: torch.Tensor) -> torch.Tensor:
-                optimizer.zero_grad()
-                loss = model(batch).square().mean()
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update(1024.0)
-                return loss.detach()
-
-            return step
-
+def test_an_update_that_cannot_be_undone_is_named_unless_it_is_fused(
+    is_fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "MAX_KEPT_BYTES", 0)
     twins = Scaled(partial(torch.optim.Adam, lr=0.01, fused=is_fused))
     twins.train(NUM_STEPS)
     assert twins.fast.verdict == ("planned" if is_fused else "eager"), twins.fast.why

@@ -1,8 +1,9 @@
 """The ops of a step that a CUDA graph can hold, and those that run before and after it.
 
 A graph repeats the addresses and the numbers that it was captured with, and it repeats nothing that the host does. So
-an op is left out if it takes a number of the tape, or touches a tensor that is not on the device: an optimizer's step
-count on the CPU, a batch that the step itself moves to the device. What depends on such an op runs after it::
+an op is left out if it takes a number of the tape, looks at the outcome of a branch, or touches a tensor that is not on
+the device: an optimizer's step count on the CPU, a batch that the step itself moves to the device. What depends on such
+an op runs after it::
 
     before              | graph, replayed      | after
     batch to the device | forward, backward    | updates with this step's learning rate
@@ -24,6 +25,7 @@ from torch.utils._pytree import tree_flatten
 from hocket.execution.streams.device import StreamDevice
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Action, Call
+from hocket.tracing.raising import is_other_branch
 from hocket.tracing.sources import BatchLeaf
 from hocket.tracing.standing import value_now
 
@@ -43,7 +45,7 @@ def graph_parts(captured: Captured, device: StreamDevice) -> GraphParts:
     """Divide the ops of a step that `device` runs."""
     graph, program = captured.graph, captured.program
     of_host = host_ops(captured, device)
-    left_out = of_host | {action.name for action in program.actions if any(call.numbers for call in action.calls)}
+    left_out = of_host | {a.name for a in program.actions if any(map(_is_of_this_step, a.calls))}
     while True:
         before: set[str] = set()
         after: set[str] = set()
@@ -58,6 +60,11 @@ def graph_parts(captured: Captured, device: StreamDevice) -> GraphParts:
         if not sowing:
             return GraphParts(frozenset(before), frozenset(graph.order) - before - after, frozenset(after))
         left_out |= sowing
+
+
+def _is_of_this_step(call: Call) -> bool:
+    """Return True if the host gives a call a number, or looks at the outcome of a branch."""
+    return bool(call.numbers) or is_other_branch(call.args)
 
 
 def _seeds(action: Action) -> set[int]:

@@ -20,6 +20,7 @@ evaluation, a checkpoint, an average of weights) would race with them.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,18 +107,25 @@ class Launch:
         current = device.current()
         device.record(lanes._begin, current)
         entered: set[int] = set()
-        with below_autograd():
-            for name in part.order:
-                number = part.lane_of[name]
-                stream = streams[number]
-                if number not in entered:
-                    device.wait(stream, lanes._begin)
-                    entered.add(number)
-                for other in part.sync.waits.get(name, ()):
-                    device.wait(stream, lanes.event(other))
-                self._one(name, stream, values, frame.numbers)
-                if name in self._told:
-                    device.record(lanes.event(name), stream)
+        try:
+            with below_autograd():
+                for name in part.order:
+                    number = part.lane_of[name]
+                    stream = streams[number]
+                    if number not in entered:
+                        device.wait(stream, lanes._begin)
+                        entered.add(number)
+                    for other in part.sync.waits.get(name, ()):
+                        device.wait(stream, lanes.event(other))
+                    self._one(name, stream, values, frame.numbers)
+                    if name in self._told:
+                        device.record(lanes.event(name), stream)
+        except Exception:
+            with suppress(Exception):  # of a device that is gone
+                for number in entered:  # what the caller does next comes after what was launched
+                    device.record(lanes._begin, streams[number])
+                    device.wait(current, lanes._begin)
+            raise
         for name in part.last:
             device.wait(current, lanes.event(name))
         for slot in part.late:

@@ -10,6 +10,8 @@ graph that raises in a step with the other outcome, which is then made again by 
 An op that may raise is such a check, too, where the user's step may catch what it raises. So is one behind what a
 planned step does after its ops: calls of sinks, and numbers that are late.
 
+For a check of a device's tensor the host waits, as it does in the user's own step.
+
 What a step writes and draws before the check has to be small enough to be kept in each step (`MAX_KEPT_BYTES`): the
 random state, buffers such as those of a BatchNorm, gradients that it adds to, and what an update has written. A check
 after the update of a larger model stays what it was, a reason not to capture the step.
@@ -107,7 +109,7 @@ class Outcomes:
 
     def of(self, tensor: torch.Tensor) -> bool | None:
         """The outcome of ``bool(tensor)``, or None where it cannot be followed."""
-        if tensor.numel() != 1 or tensor.is_complex() or not _has_value(tensor) or not self._can_be_undone():
+        if tensor.numel() != 1 or tensor.is_complex() or isinstance(tensor, FakeTensor) or not self._can_be_undone():
             return None
         with _disable_current_modes():
             outcome = bool(tensor)
@@ -144,7 +146,7 @@ class Outcomes:
     def _assert(self, tensor: torch.Tensor, outcome: bool) -> None:
         with torch.no_grad():
             holds = tensor.detach() if outcome else torch.logical_not(tensor.detach())
-            torch.ops.aten._assert_async.msg(holds, f"{OTHER_BRANCH} at {user_line()}")
+            torch.ops.aten._assert_async.msg(_on_host(holds), f"{OTHER_BRANCH} at {user_line()}")
         self._keep()
 
     def may_undo(self) -> bool:
@@ -204,7 +206,7 @@ class Outcomes:
             return self._computed(operand.entry)
         if not isinstance(operand, Late):
             return operand
-        if not _has_value(operand.tensor):
+        if isinstance(operand.tensor, FakeTensor):
             return None
         return self._exact(operand.tensor.detach().to(torch.float64).reshape(()), isinstance(operand, int))
 
@@ -251,9 +253,9 @@ def _full(number: Any) -> torch.Tensor:
     return torch.full((), value, dtype=torch.float64)
 
 
-def _has_value(tensor: torch.Tensor) -> bool:
-    """True if the host can look at a tensor without waiting for a device."""
-    return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a copy for which the host waits: an assertion on a device would be its end."""
+    return tensor.cpu()
 
 
 @dataclass(frozen=True)
