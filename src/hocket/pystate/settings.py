@@ -53,6 +53,10 @@ def _enabled() -> tuple[Any, ...]:
     return torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled(), torch.backends.cudnn.enabled
 
 
+def _current_gpu() -> int:
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+
+
 KERNELS = (
     ProcessSetting("torch.set_num_threads", torch.get_num_threads, ("get_num_threads",)),
     ProcessSetting(
@@ -78,6 +82,7 @@ KERNELS = (
     ),
 )
 OTHERS = (
+    ProcessSetting("torch.cuda.set_device", _current_gpu, ("current_device", "cuda")),
     ProcessSetting("torch.set_default_device", torch.get_default_device, ("get_default_device",)),
     ProcessSetting("torch.initial_seed", torch.initial_seed),
     ProcessSetting("torch.set_anomaly_enabled", torch.is_anomaly_enabled, ("is_anomaly_enabled", "set_detect_anomaly")),

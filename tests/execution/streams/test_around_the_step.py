@@ -2,6 +2,7 @@
 
 import copy
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -147,3 +148,30 @@ def test_models_that_are_fused_are_planned_on_a_device() -> None:
         assert same(*(list(array.state_dict().values()) for array, _ in arrays)), number
     assert fast.verdict == "planned", fast.why
     assert device.num_replays > 20
+
+
+def test_a_step_that_asks_for_the_current_gpu_has_a_recording_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, stand_in in {
+        "is_initialized": lambda: True,
+        "is_current_stream_capturing": lambda: False,
+        "current_device": sys.get_coroutine_origin_tracking_depth,  # into which nothing can look, as into CUDA's
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+
+    class Asking(Twins):
+        def step_of(self, model: Any, optimizer: Any) -> Callable[[Any], Any]:
+            def step(batch: torch.Tensor) -> torch.Tensor:
+                return update(optimizer, model(batch).square().mean() * (1 + torch.cuda.current_device())).detach()
+
+            return step
+
+    twins = Asking(OPTIMIZERS["SGD"])
+    twins.train(NUM_STEPS)
+    assert twins.fast.verdict == "planned", twins.fast.why
+    try:
+        sys.set_coroutine_origin_tracking_depth(2)
+        twins.train(NUM_STEPS)
+    finally:
+        sys.set_coroutine_origin_tracking_depth(0)
+    twins.train(3)
+    twins.fast.close()
