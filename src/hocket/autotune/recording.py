@@ -91,7 +91,7 @@ class StepRecorder:
             live_leaves=frozenset(watch.live_leaves),
             settles=bool(watch.executed.strict),
             owned=watch.owned,
-            arrays=watch.executed.follows_arrays,
+            arrays=not watch.executed.refuses_arrays,
         )
         return self.recorded.result
 

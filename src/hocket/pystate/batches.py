@@ -127,14 +127,15 @@ def _findings_of(tensor: str, leaf: torch.Tensor, held: Held) -> Iterator[str]:
 
 
 def batch_findings(
-    batch: Any, leaves: list[Any], spec: Any, held: Sequence[Held | None], tells_types: bool
+    batch: Any, leaves: list[Any], spec: Any, held: Sequence[Held | None], refuses_arrays: str
 ) -> Iterator[str]:
     """Findings about what a step did to its batch, of these leaves, and what tensors held before the step.
 
-    A step that `tells_types` could tell the stand-in of an array from one, while it is recorded.
+    What `refuses_arrays` says of the step, if anything, keeps arrays from being followed.
     """
-    if tells_types and holds_arrays(batch):
-        yield "its code compares types, and its batch holds a numpy array: ask by isinstance, or pass the tensor"
+    if refuses_arrays and holds_arrays(batch):
+        cure = "ask by isinstance, or pass" if "types" in refuses_arrays else "pass"
+        yield f"{refuses_arrays}, and its batch holds a numpy array: {cure} the tensor"
     again, spec_now = pytree.tree_flatten(unfolded_again(batch))
     if spec_now != spec or any(a is not b and not same(a, b) for a, b in zip(leaves, again, strict=True)):
         yield "it puts other values into its batch: put them into a copy"

@@ -25,8 +25,10 @@ TENSOR_TYPES = frozenset(
     f"{kind}Tensor"
     for kind in ("", "Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
 )
-# These take no array but one of numpy's own.
-_TAKING_ARRAYS = TENSOR_TYPES | {"memoryview", "bytes", "bytearray", "crc32", "adler32", "md5", "sha1", "sha256"}
+# These read the memory of an array.
+_READING_MEMORY = frozenset(
+    ("memoryview", "bytes", "bytearray", "frombuffer", "crc32", "adler32", "md5", "sha1", "sha256")
+)
 _OF_TORCH = re.compile(r"torch(?!\._dynamo)")
 _EXCHANGED = re.compile("has_torch_function|[gs]et_rng_state")  # while another thread records
 # Nothing sees numpy set the state of a generator: the names count.
@@ -52,7 +54,7 @@ class CodeNames:
         self.asks_types: dict[str, None] = {}
         # callables that take plain numbers only, with the line: they would refuse a live one
         self.strict: dict[str, None] = {}
-        self.calls_types = False  # it makes tensors by calling their types (``torch.FloatTensor(data)``)
+        self.reads_memory = False  # it calls what takes no array but one of numpy's own (``memoryview(data)``)
         self.reads_text = False  # code of the step may read text without calling a method of it
         # code of the user's sets the state of a generator. A step may leave it as the step before has left it.
         self.seeds = False
@@ -65,9 +67,13 @@ class CodeNames:
         return not self.asks_types and not self.strict
 
     @property
-    def follows_arrays(self) -> bool:
-        """False if the step could tell a stand-in from an array, or hands arrays to C code that takes nothing else."""
-        return self.follows_numbers and not self.calls_types
+    def refuses_arrays(self) -> str:
+        """Say that the step could tell a stand-in from an array, or calls C code that takes none. Empty if not."""
+        if self.asks_types:
+            return "it compares types"
+        if self.reads_memory:
+            return "it reads memory (memoryview, bytes or a checksum)"
+        return f"it calls {next(iter(self.strict))}" if self.strict else ""
 
     def add(self, code: CodeType, namespace: dict[str, Any]) -> None:
         """Count the names of `code`, which runs with these globals."""
@@ -97,7 +103,7 @@ class CodeNames:
             self.user_strings |= bytecode.strings_of(part)
             self.reads_text = self.reads_text or reads_text_by(part)
             self.imports |= bytecode.imports_of(part, namespace)
-            self.calls_types = self.calls_types or bytecode.calls_any(part, _TAKING_ARRAYS)
+            self.reads_memory = self.reads_memory or bytecode.calls_any(part, _READING_MEMORY)
             if whose == "user" and bytecode.computes_names(part):
                 self.dynamic[code.co_qualname] = None
             if whose == "user":

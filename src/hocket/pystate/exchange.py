@@ -143,13 +143,11 @@ def _forward_of(module: torch.nn.Module) -> Any:
 
 
 def _tensor_of(kind: Any, *data: Any) -> Any:
-    """As ``torch.FloatTensor(data)``, which takes no array of the step."""
+    """As ``torch.FloatTensor(data)``, which would ask the numbers of a list for their values."""
     value: Any = data[0] if len(data) == 1 else None
-    is_array = is_a(value, Followed) and isinstance(value, np.ndarray) and len(value.shape)
-    if is_array or (is_a(value, list) and any(is_a(each, Followed) for each in value)):
+    if is_a(value, list) and any(is_a(each, Followed) for each in value):
         return torch.tensor(value, dtype=torch.get_default_dtype() if kind is torch.Tensor else kind.dtype)
-    are_arrays = isinstance(value, (np.ndarray, np.generic)) and is_a(value, Followed)
-    return kind(value.tape.settle(value)) if are_arrays else kind(*data)
+    return kind(*data)
 
 
 def as_float(*values: Any) -> Any:

@@ -233,7 +233,8 @@ class ExecutedCode(CodeNames):
         self.reads_text = self.reads_text or reads_text(function)
         if function.__name__ in settings.NAMES:  # by another name: of a closure, say
             self.user_names.add(function.__name__)
-        if name := strict_function(function):
+        is_found = function is not torch.from_numpy or _is_named(function, frame)  # else a recording cannot exchange it
+        if name := strict_function(function) if is_found else "torch.from_numpy by another name":
             self.strict[f"{name} at {user_line(frame)}"] = None
         asked = _asked_of_the_world(function.__name__, getattr(function, "__module__", None), owner)
         if not asked or (whose == "stdlib" and _is_quiet(frame, asked)):
@@ -259,6 +260,12 @@ def outer_hook() -> Callable[..., Any] | None:
     if found is not None and not callable(found):
         raise CaptureError("a profiler sees all calls, and no other can meanwhile: profile the step once it is planned")
     return found
+
+
+def _is_named(function: Any, frame: FrameType) -> bool:
+    """True if code calls a function by its own name, or by one of the module that the code is in."""
+    names = frame.f_code.co_names
+    return function.__name__ in names or any(frame.f_globals.get(name) is function for name in names)
 
 
 def _counts(facts: _CodeFacts, caller: FrameType) -> bool:

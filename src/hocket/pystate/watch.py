@@ -137,7 +137,7 @@ class PurityWatch:
             findings = [f"it asks {asked}: do that outside the step" for asked in self.executed.world]
             findings += self._findings(before, after, settled)
         findings += list(after.opaque)
-        findings += batch_findings(batch, leaves, spec, held, bool(self.executed.asks_types))
+        findings += batch_findings(batch, leaves, spec, held, self.executed.refuses_arrays)
         if asked := reads_out_of_sight(batch, self.executed.codes):
             findings.append(f"it calls {asked} of its batch, which reads what cannot be seen: call it outside the step")
         return Watched(result, tuple(dict.fromkeys(findings)), settled, before, after)

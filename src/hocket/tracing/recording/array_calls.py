@@ -1,7 +1,8 @@
 """Calls that a recorded step makes with arrays of its own, where neither numpy nor torch asks the array itself.
 
 Functions of numpy's that take any object, or make an array to write into, are exchanged while a step is recorded, and
-so are those of scipy's that compute in C. `handed_to_torch` makes tensors of arrays in the arguments of torch's.
+so are those of scipy's that compute in C, and `from_dlpack`, which constructors of tensors call (``torch.Tensor(x)``).
+`handed_to_torch` makes tensors of arrays in the arguments of torch's.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hocket.pystate.places import is_a
 from hocket.tracing.recording.array_tape import ArrayTape, are_equal
-from hocket.tracing.recording.arrays import READING
 from hocket.tracing.recording.data_reads import MAKERS
-from hocket.tracing.recording.step_arrays import StepArray, arrays_in, settled
+from hocket.tracing.recording.step_arrays import StepValue, arrays_in, settled
 from hocket.tracing.scalars.followed_math import exchanged, wherever_held
 from hocket.tracing.scalars.live import plain_tree
 
@@ -29,9 +30,10 @@ _MAKING = ("zeros", "ones", "empty", "full", "eye", "identity", "zeros_like", "o
 # By module, functions of others that only compute.
 _OF_OTHERS = {"scipy.optimize": ("linear_sum_assignment",), "scipy.signal": ("lfilter",)}
 _LIBRARIES = ("numpy", "scipy", "sklearn", "pandas", "torch", "hocket")  # code of these gets plain arrays
+# Functions that read an array without asking its class.
+_READING = ("array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray")
 _OPTIONS = frozenset(("dtype", "device", "requires_grad"))
 _INDEXING: Any = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
-_from_numpy = torch.from_numpy
 
 
 def numpy_followed(tape: ArrayTape) -> AbstractContextManager[None]:
@@ -51,24 +53,27 @@ def numpy_followed(tape: ArrayTape) -> AbstractContextManager[None]:
 
         return called
 
-    def from_numpy(array: Any) -> Any:
-        found = tape.tensor_of(array) if is_a(array, StepArray) else None
-        return _from_numpy(settled(array)) if found is None else found.detach()
+    def shared(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def made(array: Any, *args: Any, **kwargs: Any) -> Any:
+            found = tape.tensor_of(array) if is_a(array, StepValue) and not (args or kwargs) else None
+            return function(settled(array), *args, **kwargs) if found is None else found.detach()
 
-    made = {name: followed(vars(np)[name], name in _MAKING) for name in (*_MAKING, *READING)}
-    others = [*wherever_held(np, made), *wherever_held(torch, {"from_numpy": from_numpy})]
+        return made
+
+    others = {vars(np)[name]: followed(vars(np)[name], name in _MAKING) for name in (*_MAKING, *_READING)}
+    others |= {function: shared(function) for function in (torch.from_numpy, torch.utils.dlpack.from_dlpack)}
     for module, names in _OF_OTHERS.items():
         if isinstance(found := sys.modules.get(module), ModuleType):
-            others += wherever_held(found, {name: followed(vars(found)[name]) for name in names})
-    return exchanged(others)
+            others |= {vars(found)[name]: followed(vars(found)[name]) for name in names}
+    return exchanged(wherever_held(others))
 
 
 def handed_to_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
     """A call of torch's with tensors in place of arrays of the step: the function and its arguments."""
     if not any(True for _ in arrays_in((args, kwargs))):
         return func, args, kwargs
-    is_usual = kwargs.keys() <= _OPTIONS and str(kwargs.get("device") or "cpu") == "cpu"
-    if is_usual and (place := MAKERS.get(func)) is not None and len(args) > place:
+    if kwargs.keys() <= _OPTIONS and (place := MAKERS.get(func)) is not None and len(args) > place:
         made = _made(func, args, place, **kwargs)
         if made is not None:
             return (lambda: made), (), {}
@@ -81,20 +86,22 @@ def _made(func: Any, args: Any, place: int, requires_grad: bool = False, **kwarg
     """The tensor that a function makes of arrays and numbers of the step, by ops. None if it cannot be followed."""
     data = args[place]
     tape = next(arrays_in(data)).tape
-    plain = func(*plain_tree(args, lambda each: each.plain), **kwargs)
-    array = data if is_a(data, StepArray) else tape.apply(np.array, (data,))
-    tensor = tape.tensor_of(array) if is_a(array, StepArray) else None
+    with _disable_current_modes():
+        plain = func(*plain_tree(args, lambda each: each.plain), **kwargs)
+        elements = plain.cpu()
+    array = data if is_a(data, StepValue) else tape.apply(np.array, (data,))
+    tensor = tape.tensor_of(array) if is_a(array, StepValue) else None
     if tensor is None:
         return None
     shares = func in (torch.as_tensor, torch.asarray) and data is array and plain.dtype is tensor.dtype
     made = tensor.detach() if shares else tensor.to(plain.dtype, copy=True)
-    if not are_equal(made, plain):
+    if not are_equal(made, elements):
         tape.settle(array)
-    return made.requires_grad_(requires_grad)
+    return made.to(plain.device).requires_grad_(requires_grad)
 
 
 def _with_tensors(value: Any) -> Any:
     if type(value) is tuple:
         return tuple(map(_with_tensors, value))
-    tensor = value.tape.tensor_of(value) if is_a(value, StepArray) and value.is_array else None
+    tensor = value.tape.tensor_of(value) if is_a(value, StepValue) and value.is_array else None
     return value if tensor is None else tensor.detach()

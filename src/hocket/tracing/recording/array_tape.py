@@ -27,7 +27,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from hocket.pystate.origins import user_line
 from hocket.pystate.places import is_a
 from hocket.tracing.reasons import Reasons
-from hocket.tracing.recording.arrays import is_basic
 from hocket.tracing.recording.numpy_calls import (
     CALL_NUMPY,
     NUMBER,
@@ -39,7 +38,7 @@ from hocket.tracing.recording.numpy_calls import (
     key_of,
     layout_of,
 )
-from hocket.tracing.recording.step_arrays import ASKING_SHAPES, StepArray, arrays_in, values_in
+from hocket.tracing.recording.step_arrays import ASKING_SHAPES, StepArray, StepNumber, StepValue, arrays_in, values_in
 from hocket.tracing.scalars.live import Late, Live
 
 _KINDS = "biuf"
@@ -66,10 +65,11 @@ class ArrayTape:
     Args:
         reasons: of the recording.
         follows: arrays are followed. Otherwise each that is made of a tensor is a reason not to capture the step.
+        on_device: the step has tensors on a GPU. Only arrays of the batch are followed.
     """
 
-    def __init__(self, reasons: Reasons, follows: bool) -> None:
-        self.reasons, self.follows = reasons, follows
+    def __init__(self, reasons: Reasons, follows: bool, on_device: bool = False) -> None:
+        self.reasons, self.follows, self.on_device = reasons, follows, on_device
         # True if the step can be undone where a call turns out otherwise
         self.may_branch: Callable[[], bool] = lambda: False
         self.outcome_of: Callable[[torch.Tensor], bool | None] = lambda tensor: None
@@ -82,7 +82,7 @@ class ArrayTape:
         self._inputs: dict[int, tuple[torch.Tensor, Any, int]] = {}
         self._layouts: dict[int, tuple[list[Any], int]] = {}  # where an op asks for the layout of a value
         self._aliases: list[tuple[torch.Tensor, int]] = []  # memory that must not be written any more
-        self._pending: list[weakref.ref[StepArray]] = []
+        self._pending: list[weakref.ref[StepValue]] = []
         self._constants: list[Any] = []  # arrays of others that calls were given
         self._num = 0
 
@@ -91,10 +91,10 @@ class ArrayTape:
     def can_read(self, tensor: Any) -> bool:
         """True if ``tensor.numpy()`` can be followed."""
         is_dense = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.is_cpu
-        is_usual = is_dense and not (tensor.requires_grad or tensor.is_complex() or tensor.is_neg())
+        is_usual = is_dense and not (tensor.requires_grad or tensor.is_complex() or tensor.is_neg() or self.on_device)
         return self.follows and is_usual and tensor.dtype is not torch.bfloat16 and not _is_for_c()
 
-    def of_tensor(self, array: Any, tensor: torch.Tensor) -> StepArray:
+    def of_tensor(self, array: Any, tensor: torch.Tensor) -> StepValue:
         """Return the stand-in for an array in the memory of a tensor, which has the same elements."""
         with torch.no_grad():
             read = tensor.detach()
@@ -102,17 +102,17 @@ class ArrayTape:
         self._inputs[made.index] = (read, None, len(self.writers(read)))
         return made
 
-    def of_batch(self, array: Any, tensor: torch.Tensor) -> StepArray:
+    def of_batch(self, array: Any, tensor: torch.Tensor) -> StepValue:
         """Return the stand-in for an array of the batch."""
         made = self.of_tensor(array, tensor)
         made.memory.is_given = True
         return made
 
-    def left_tensor(self, array: StepArray) -> torch.Tensor | None:
+    def left_tensor(self, array: StepValue) -> torch.Tensor | None:
         """The tensor of an array that the step leaves behind. None for the user's own, of which there is one object."""
         return None if array.memory.is_given else self.tensor_of(array)
 
-    def part_of(self, array: StepArray, key: Any) -> StepArray | None:
+    def part_of(self, array: StepValue, key: Any) -> StepValue | None:
         """A part of an array in a tensor's memory by indices that both take, or None where it has to be a call."""
         tensor, how, _ = self._inputs.get(array.index, (None, (), 0))
         keys = key if type(key) is tuple else (key,)
@@ -126,7 +126,7 @@ class ArrayTape:
         array.memory.is_seen, made.memory = True, array.memory
         return made
 
-    def tensor_of(self, array: StepArray) -> torch.Tensor | None:
+    def tensor_of(self, array: StepValue) -> torch.Tensor | None:
         """The tensor in the memory of an array. None where it cannot be followed."""
         if array.memory.is_constant and array.index not in self._inputs:
             return torch.from_numpy(np.asarray(self.settle(array)))
@@ -141,7 +141,7 @@ class ArrayTape:
         self._check(array.index)
         return found[0]
 
-    def operand(self, number: StepArray) -> torch.Tensor | None:
+    def operand(self, number: StepValue) -> torch.Tensor | None:
         """A tensor of no dimensions that computes as a number of the step does in an op, or None."""
         is_number = not (number.is_array or number.memory.is_constant) and number.dtype.kind in "iuf"
         return self.tensor_of(number) if is_number else None
@@ -190,7 +190,7 @@ class ArrayTape:
             if any(copies):  # in the graph these do not share memory
                 self._aliases += [(tensor, len(self.writers(tensor))) for tensor in (*tensors, *found)]
 
-    def _take(self, array: StepArray, result: torch.Tensor) -> None:
+    def _take(self, array: StepValue, result: torch.Tensor) -> None:
         """Let the tensor in the memory of an array be a result of the op."""
         with _disable_current_modes(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of memory that must not be written
@@ -204,7 +204,7 @@ class ArrayTape:
     # --------------------------------------------------------------------------------------------------------- calls
 
     def apply(
-        self, function: Callable[..., Any], args: Any, kwargs: Any = None, written: StepArray | None = None
+        self, function: Callable[..., Any], args: Any, kwargs: Any = None, written: StepValue | None = None
     ) -> Any:
         """Make a call with the plain values of arrays, and write it down.
 
@@ -232,14 +232,14 @@ class ArrayTape:
         is_constant = all(each.memory.is_constant for each in given)
         return None if result is None else self._wrapped(result, call, given, is_constant)
 
-    def settle(self, array: StepArray) -> Any:
+    def settle(self, array: StepValue) -> Any:
         """The plain value of an array that leaves our sight."""
         if not array.memory.is_constant:
             self._note()
         array.memory.is_seen = True
         return array.plain
 
-    def ask_shape(self, array: StepArray) -> None:
+    def ask_shape(self, array: StepValue) -> None:
         """Let every later step find the shape of this array, on which it depends."""
         if array.index in self._layouts:
             layouts, place = self._layouts[array.index]
@@ -256,12 +256,13 @@ class ArrayTape:
         self._num += 1
         return self._num
 
-    def _new(self, value: Any, memory: ArrayMemory, index: int) -> StepArray:
-        made = StepArray(value, self, index, memory)
+    def _new(self, value: Any, memory: ArrayMemory, index: int) -> StepValue:
+        kind = StepArray if is_a(value, np.ndarray) else StepNumber
+        made = kind(value, self, index, memory)
         self.handed_out.append(weakref.ref(made))
         return made
 
-    def _ref(self, array: StepArray) -> ValueRef:
+    def _ref(self, array: StepValue) -> ValueRef:
         if array.index in self._inputs:
             self._check(array.index)
         return ValueRef(array.index)
@@ -275,7 +276,7 @@ class ArrayTape:
         self._inputs[index] = (tensor, NUMBER, len(self.writers(tensor)))
         return ValueRef(index)
 
-    def _write(self, target: StepArray, given: Sequence[StepArray]) -> None:
+    def _write(self, target: StepValue, given: Sequence[StepValue]) -> None:
         if target.memory.is_seen:
             self._note()
         elif target.index in self._inputs:  # an op has handed it back: the calls from here on write a copy
@@ -289,7 +290,7 @@ class ArrayTape:
         if not all(each.memory.is_constant for each in given):
             target.memory.is_constant = False
 
-    def _wrapped(self, result: Any, call: NumpyCall, given: Sequence[StepArray], is_constant: bool) -> Any:
+    def _wrapped(self, result: Any, call: NumpyCall, given: Sequence[StepValue], is_constant: bool) -> Any:
         for each in given:
             if each.plain is result:
                 return each
@@ -312,14 +313,14 @@ class ArrayTape:
             self._note()
         return result
 
-    def _element(self, result: Any, n: int, call: NumpyCall, given: Sequence[StepArray]) -> Any:
+    def _element(self, result: Any, n: int, call: NumpyCall, given: Sequence[StepValue]) -> Any:
         taken = NumpyCall(operator.getitem, (ValueRef(call.index), n), {}, self._next())
         self._calls.append(taken)
         return self._wrapped(result[n], taken, given, False)
 
-    def _mapped(self, value: Any, change: Callable[[StepArray], Any], noting: bool = False) -> Any:
+    def _mapped(self, value: Any, change: Callable[[StepValue], Any], noting: bool = False) -> Any:
         """Arguments with other values in place of arrays of the step, and with plain or followed numbers."""
-        if is_a(value, StepArray):
+        if is_a(value, StepValue):
             return change(value)
         if is_a(value, Live) and type(value.plain) in (int, float):
             return self._of_number(value) if noting else value.plain
@@ -337,11 +338,20 @@ class ArrayTape:
         return value
 
 
+def is_basic(key: Any) -> bool:
+    """True of indices that take the same part of an array as of a tensor, as a view."""
+    if type(key) is slice:
+        return all(each is None or type(each) is int for each in (key.start, key.stop, key.step)) and (
+            key.step is None or key.step > 0
+        )
+    return type(key) is int or key is None or key is Ellipsis
+
+
 def _refs(call: NumpyCall) -> Iterator[ValueRef]:
     return (each for each in values_in((call.args, call.kwargs)) if type(each) is ValueRef)
 
 
-def _shared(arrays: Sequence[StepArray], others: list[Any]) -> Iterator[bool]:
+def _shared(arrays: Sequence[StepValue], others: list[Any]) -> Iterator[bool]:
     """For each array whether it may share memory with one before it or with others, or must not be written."""
     for each in arrays:
         is_read_only = each.is_array and not each.plain.flags.writeable

@@ -92,8 +92,6 @@ class BatchReads:
     """Watches, during a trace, what depends on the batch and on constants alone."""
 
     num_reads: int = 0  # how many reads were made so far
-    # returns the leaf for an array of the batch, by a tensor with the array's memory, or None
-    array_leaf: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None
     _lost: set[int] = field(default_factory=set)
     _made: set[int] = field(default_factory=set)
     _events: list[fx.Node | _Read] = field(default_factory=list)  # ops on values of the batch, and reads of these

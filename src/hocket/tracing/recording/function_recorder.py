@@ -26,7 +26,6 @@ from hocket.pystate.places import is_a
 from hocket.tracing.program import leaves_in
 from hocket.tracing.recording.array_calls import handed_to_torch
 from hocket.tracing.recording.array_tape import ArrayTape
-from hocket.tracing.recording.arrays import as_indices
 from hocket.tracing.recording.data_reads import (
     CHOOSERS,
     EXITS,
@@ -37,7 +36,7 @@ from hocket.tracing.recording.data_reads import (
 )
 from hocket.tracing.recording.op_arguments import Note
 from hocket.tracing.recording.op_recorder import OpRecorder
-from hocket.tracing.recording.step_arrays import StepArray
+from hocket.tracing.recording.step_arrays import StepValue
 from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.followed_math import exchanged, wherever_held
 from hocket.tracing.scalars.late import LateTape
@@ -68,6 +67,7 @@ _ARITHMETIC = frozenset(
 )
 # In narrower types a kernel takes a number with more bits than a tensor's.
 _EXACT = (torch.float32, torch.float64)
+_KINDS = ("_unary", "_variadic")  # of functions that ask if a tensor has torch functions of its own
 _AS: dict[Any, Callable[[Any], Any]] = {
     torch.Tensor.item: lambda value: value,
     torch.Tensor.__float__: float,
@@ -128,8 +128,6 @@ class FunctionRecorder(TorchFunctionMode):
             return self._late_values(args[0]) if self._is_late(args[0]) else self._values(args[0])
         for tensor in tensors_read(func, args, kwargs):
             self._values(tensor)
-        if func is torch.Tensor.__getitem__:
-            args = as_indices(args)
         if func is _ONE_HOT and (classes := _num_classes(args, kwargs)):
             # As torch makes it, but the op that fills it checks the values, and not the step.
             made = torch.zeros((*args[0].shape, classes), dtype=torch.int64, device=args[0].device)
@@ -194,7 +192,7 @@ class FunctionRecorder(TorchFunctionMode):
         """The operands of an elementwise op, with a tensor of no dimensions in place of a late number."""
         for place, like in ((0, args[1]), (1, args[0])):
             late = args[place]
-            if is_a(late, (Late, StepArray)) and isinstance(like, torch.Tensor) and like.dtype in _EXACT:
+            if is_a(late, (Late, StepValue)) and isinstance(like, torch.Tensor) and like.dtype in _EXACT:
                 operand = late.tape.operand(late)
                 if operand is not None:
                     return (operand.to(like.dtype), like) if place == 0 else (like, operand.to(like.dtype))
@@ -260,9 +258,9 @@ class FunctionRecorder(TorchFunctionMode):
 
 def python_functions_open() -> AbstractContextManager[None]:
     """While this lasts, torch functions written in Python do not hand themselves to a mode."""
-    opened: dict[str, Any] = {f"has_torch_function{kind}": _overridden for kind in ("_unary", "_variadic")}
-    opened["has_torch_function"] = lambda tensors: _overridden(*tensors)
-    return exchanged(wherever_held(torch.overrides, opened))
+    opened: dict[Any, Any] = {vars(torch.overrides)[f"has_torch_function{kind}"]: _overridden for kind in _KINDS}
+    opened[torch.overrides.has_torch_function] = lambda tensors: _overridden(*tensors)
+    return exchanged(wherever_held(opened))
 
 
 def _overridden(*values: Any) -> bool:

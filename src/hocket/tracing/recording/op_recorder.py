@@ -225,9 +225,6 @@ class OpRecorder(TorchDispatchMode):
             if reads_value(func):
                 return self.read(func, args, kwargs)
             if func in LIFTING:
-                if (leaf := self.batch.array_leaf(args[0])) is not None:
-                    with self:
-                        return leaf.detach()
                 func = LIFTING[0]  # what a step spells out is another tensor in each, which may be written or returned
             self._refuse(func, args, kwargs)
             return func(*args, **kwargs) if self.reasons else self._recorded(func, args, kwargs, live)

@@ -161,9 +161,12 @@ class Outcomes:
         self._keep()
         return True
 
-    def may_branch(self) -> bool:
-        """Return True if the step can be undone where the op that runs next finds that it takes another branch."""
-        if not self._can_be_undone():
+    def may_branch(self, first: bool = False) -> bool:
+        """Return True if the step can be undone where the op that runs next finds that it takes another branch.
+
+        With `first` the step may not have written or drawn anything before.
+        """
+        if not self._can_be_undone() or (first and (self._draws or self._written)):
             return False
         self._keep()
         return True

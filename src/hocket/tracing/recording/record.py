@@ -33,7 +33,6 @@ from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.array_calls import numpy_followed
 from hocket.tracing.recording.array_tape import ArrayTape
-from hocket.tracing.recording.arrays import ArrayReads, plain_arrays, reading_noted
 from hocket.tracing.recording.exits import exits_noted, random_as_ops, renaming_noted
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
 from hocket.tracing.recording.held import Containers, HeldNumbers, OutsideLeaves
@@ -41,14 +40,14 @@ from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.recording.outcomes import Outcomes
 from hocket.tracing.recording.returned import returned_leaf
-from hocket.tracing.recording.step_arrays import StepArray
+from hocket.tracing.recording.step_arrays import StepValue, plain_arrays
 from hocket.tracing.recording.step_counts import StepCounts
 from hocket.tracing.recording.trace import Recorded, Result, Trace, UpdateCall, twins_of
 from hocket.tracing.saved_state import KnownState
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.late import LateTape
 from hocket.tracing.scalars.live import Late, Live, plain_of
-from hocket.tracing.scalars.plain import plain_result, settled_result
+from hocket.tracing.scalars.plain import plain_result, replace_by_plain, settled_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.signature import is_live
 from hocket.tracing.sources import PLAIN, BatchLeaf, Entry, Gradient, LiveLeaf, Memory
@@ -80,7 +79,7 @@ def record_step(
         undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over. The step
             ends where it does what a graph cannot hold.
         owned: addresses of lists and dicts that outlive the step. Where it returns one, a planned step returns it, too.
-        arrays: arrays that it makes of its tensors are followed.
+        arrays: arrays of the batch are followed, and those that it makes of its tensors.
     """
     recording = _Recording(places, batch, appended, live_leaves, undoes, owned, arrays)
     recording.tape.follows = not settles
@@ -118,7 +117,6 @@ class _Recording:
         self.live_leaves = live_leaves
         self.tape = Tape(reasons=Reasons(raises=undoes))
         self.reasons = self.tape.reasons
-        self.reads = ArrayReads(partial(self.reasons.add, "computes with an array", ""))
         self.late = LateTape(tape=self.tape, follows=not undoes, has_whole=places.follows)
         self.sinks: list[Sink] = []
         self.calls, self.line_of_sinks = list[Any](), ""
@@ -138,7 +136,7 @@ class _Recording:
         self.updates: list[UpdateCall] = []
         self.outside = OutsideLeaves(self.leaves, self.before)
         self.known = KnownState(places, self.tensors)
-        self.arrays = ArrayTape(self.reasons, arrays and not (undoes or self.known.has_cuda))
+        self.arrays = ArrayTape(self.reasons, arrays and not undoes, self.known.has_cuda)
 
     def _refuse(self, kind: str, subject: str, where: Entry | None) -> None:
         """Note a reason with the line of the step that writes a place, or that returns."""
@@ -160,24 +158,22 @@ class _Recording:
             if not isinstance(source, BatchLeaf):
                 ops.batch.lose([ops.roots[node]])
         where.on_update = self._note_update
-        ops.batch.array_leaf = self.reads.leaf
         counts = StepCounts(self.tape, ops, self.sources, self.tensors)
         gradients = ((s, t) for s, t in self.before.items() if isinstance(s, Gradient))
         self.outcomes = Outcomes(ops, self.late, gradients, self._waits)
         if not self.undoes:  # else there is no eager step to be made in its place
             self.outcomes.follow(sys._getframe())
-            self.arrays.may_branch, self.arrays.outcome_of = self.outcomes.may_branch, self.outcomes.of
+            self.arrays.may_branch = partial(self.outcomes.may_branch, self.known.has_cuda)
+            self.arrays.outcome_of = self.outcomes.of
         self.arrays.writers, self.arrays.stand_for = ops.writers_of, ops.stand_for
         kept: list[Any] = []
         with ExitStack() as stack:
             if self.undoes:
                 stack.callback(self._undo)
             stack.callback(lambda: kept.extend(self.tape.close()))
-            stack.callback(lambda: kept.extend(self.reads.close(self.arrays.handed_out)))
+            stack.callback(lambda: kept.extend(replace_by_plain(self.arrays.handed_out, plain_arrays)))
             if self.arrays.follows:
                 stack.enter_context(numpy_followed(self.arrays))
-            elif holds_arrays(self.batch):
-                stack.enter_context(reading_noted())
             stack.callback(self.numbers.put_back, self.undoes)
             stack.callback(where.close)
             with followed_math(), exits_noted(self.reasons), renaming_noted(ops.name_alike), python_functions_open():
@@ -196,7 +192,6 @@ class _Recording:
                     ops.rest = None if self.undoes else rest  # else all that it writes has to be seen
                     result = step(self._batch())
                     ops.refuse_rewound("its end")
-                    self.reads.end()
                     self.arrays.end()
             self.outside.note(self.reasons, self.line)
             for table, position in self.tape.looked_up:
@@ -216,7 +211,7 @@ class _Recording:
     def _note_sink(self, sink: Sink, make: Callable[..., object], args: Any, kwargs: Any) -> None:
         leaves, spec = tree_flatten((args, kwargs), is_size)
         self.line_of_sinks = user_line()
-        if not all(isinstance(leaf, PLAIN) and not is_a(leaf, StepArray) for leaf in leaves):
+        if not all(isinstance(leaf, PLAIN) and not is_a(leaf, StepValue) for leaf in leaves):
             self.reasons.add("calls a sink", "with what is neither number nor text", self.line_of_sinks)
         if sink.may_raise and self.outcomes.catches():
             self.reasons.add("calls a sink", "where it may catch what that raises", self.line_of_sinks)
@@ -240,17 +235,18 @@ class _Recording:
         self.updates.append(UpdateCall(optimizer, gradients, len(self.ops.order)))
 
     def _batch(self) -> Any:
-        """The batch, with a live number for each leaf that changes between batches, and with watched arrays."""
+        """The batch, with a live number for each leaf that changes between batches, and with arrays of the step."""
         if not self.live_leaves and not holds_arrays(self.batch):
             return self.batch
         found = list(self.leaves)
         others = [place for place, leaf in enumerate(found) if not isinstance(leaf, torch.Tensor)]
         for place in [each for n, each in enumerate(others) if is_live(found[each], n, self.live_leaves)]:
             found[place] = self.tape.leaf(LiveLeaf(place), found[place])
-        if not holds_arrays(self.batch):
+        if not self.arrays.follows or not holds_arrays(self.batch):
+            if holds_arrays(self.batch):
+                self.reasons.add("computes with an array", line=self.line)
             return tree_unflatten(found, self.spec)
-        watched = self.arrays.of_batch if self.arrays.follows else self.reads.watched
-        return replace(self.batch, value=folded(self.batch.tree, iter(found), watched))
+        return replace(self.batch, value=folded(self.batch.tree, iter(found), self.arrays.of_batch))
 
     def _trace(self, result: Any, added: list[list[Any]]) -> Trace | None:
         ops = self.ops

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.pystate.places import is_a, is_spent
 from hocket.tracing.recording.op_recorder import OpRecorder
-from hocket.tracing.recording.step_arrays import StepArray
+from hocket.tracing.recording.step_arrays import StepValue
 from hocket.tracing.scalars.live import Late, Live
 from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.sources import PLAIN
@@ -54,9 +54,9 @@ def returned_leaf(
             ops.reasons.add("returns a graph", _shown(leaf), line)
         name = None if not leaf.requires_grad else "" if leaf.grad_fn is None else leaf.grad_fn.name()
         return "tensor", ops.node_of(leaf), name
-    if is_a(leaf, StepArray) and (tensor := leaf.tape.left_tensor(leaf)) is not None:
+    if is_a(leaf, StepValue) and (tensor := leaf.tape.left_tensor(leaf)) is not None:
         return "array" if is_a(leaf.plain, np.ndarray) else "scalar", ops.node_of(tensor), None
-    if is_a(leaf, StepArray) or not isinstance(leaf, PLAIN):
+    if is_a(leaf, StepValue) or not isinstance(leaf, PLAIN):
         ops.reasons.add("returns unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", line)
     return "value", leaf, None
 

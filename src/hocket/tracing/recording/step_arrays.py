@@ -1,4 +1,4 @@
-"""`StepArray`: an array of numpy, or a number of numpy's, that a recorded step computes.
+"""`StepArray` and `StepNumber`: an array of numpy, or a number of numpy's, that a recorded step computes.
 
 While a step is recorded it gets a `StepArray` in place of each array of its batch, of each array that it makes of its
 tensors (``values.detach().numpy()``), of what numpy computes with these, and of arrays that it makes to write into. Its
@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
+from hocket.arguments import is_size
 from hocket.pystate.places import Followed, is_a
 
 # Functions of numpy's that only compute.
@@ -52,7 +54,7 @@ _PARTS = frozenset(("T", "real", "imag"))
 ASKING_SHAPES = (np.shape, np.ndim, np.size)
 
 
-class StepArray(np.lib.mixins.NDArrayOperatorsMixin, Followed):
+class StepValue(np.lib.mixins.NDArrayOperatorsMixin, Followed):
     """An array, or a number of numpy's, of a recorded step.
 
     Attributes:
@@ -71,14 +73,14 @@ class StepArray(np.lib.mixins.NDArrayOperatorsMixin, Followed):
     @property
     def is_array(self) -> bool:
         """False for a number."""
-        return is_a(self.plain, np.ndarray)
+        return is_a(self, StepArray)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         out = kwargs.get("out", ())
-        if out and is_a(out[0], StepArray) and not out[0].is_array:  # ``number += 1``
+        if out and is_a(out[0], StepValue) and not out[0].is_array:  # ``number += 1``
             out = kwargs.pop("out")[1:]
         written = [*out, *(inputs[:1] if method == "at" else ())]
-        if len(written) > 1 or not all(is_a(each, StepArray) for each in written):
+        if len(written) > 1 or not all(is_a(each, StepValue) for each in written):
             return getattr(ufunc, method)(*settled(inputs), **settled(kwargs))
         return self.tape.apply(getattr(ufunc, method), inputs, kwargs, *written)
 
@@ -121,6 +123,31 @@ class StepArray(np.lib.mixins.NDArrayOperatorsMixin, Followed):
         """The items at these places of an array that is not the step's."""
         return self.tape.apply(operator.getitem, (table, self)) if is_a(table, np.ndarray) else table[self]
 
+    def __bool__(self) -> bool:
+        if not self.memory.is_constant and np.size(self.plain) == 1:
+            tensor = self.tape.tensor_of(self)
+            outcome: bool | None = None if tensor is None else self.tape.outcome_of(tensor)
+            if outcome is not None:
+                return outcome
+        return bool(self.tape.settle(self))
+
+    def __index__(self) -> int:
+        found = operator.index(self.plain)  # most arrays raise, whatever their elements
+        self.tape.settle(self)
+        return found
+
+    def __copy__(self) -> Any:
+        return self.tape.apply(copy.copy, (self,))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.tape.apply(copy.copy, (self,))
+
+
+class StepArray(StepValue):
+    """An array of a recorded step. Constructors of tensors take its memory (``torch.FloatTensor(x)``)."""
+
+    __slots__ = ()
+
     def __getitem__(self, key: Any) -> Any:
         part = self.tape.part_of(self, key)
         return self.tape.apply(operator.getitem, (self, key)) if part is None else part
@@ -135,19 +162,14 @@ class StepArray(np.lib.mixins.NDArrayOperatorsMixin, Followed):
     def __iter__(self) -> Iterator[Any]:
         return (self[n] for n in range(len(self)))
 
-    def __bool__(self) -> bool:
-        if not self.memory.is_constant and np.size(self.plain) == 1:
-            tensor = self.tape.tensor_of(self)
-            outcome: bool | None = None if tensor is None else self.tape.outcome_of(tensor)
-            if outcome is not None:
-                return outcome
-        return bool(self.tape.settle(self))
+    def __dlpack__(self, **options: Any) -> Any:  # constructors of tensors ask for it, and call `from_dlpack`
+        return settled(self).__dlpack__(**options)
 
-    def __copy__(self) -> Any:
-        return self.tape.apply(copy.copy, (self,))
 
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self.tape.apply(copy.copy, (self,))
+class StepNumber(StepValue):
+    """A number of numpy's of a recorded step. It is no sequence to C code, and an operand to torch."""
+
+    __slots__ = ()
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -155,16 +177,24 @@ class StepArray(np.lib.mixins.NDArrayOperatorsMixin, Followed):
 
 
 # Code that chooses by the name of a type finds numpy's.
-StepArray.__module__, StepArray.__name__, StepArray.__qualname__ = "numpy", "ndarray", "ndarray"
+for _kind in (StepArray, StepNumber):
+    _kind.__module__, _kind.__name__, _kind.__qualname__ = "numpy", "ndarray", "ndarray"
 
 
 def settled(value: Any) -> Any:
     """`value` with plain arrays, which leave our sight."""
-    if is_a(value, StepArray):
+    if is_a(value, StepValue):
         return value.tape.settle(value)
     if type(value) in (tuple, list):
         return type(value)([settled(each) for each in value])
     return {key: settled(each) for key, each in value.items()} if type(value) is dict else value
+
+
+def plain_arrays(value: Any) -> Any:
+    """`value` with the user's own arrays in place of those that stand for them."""
+    if not any(is_a(leaf, StepValue) for leaf in tree_leaves(value)):
+        return value
+    return tree_map(lambda leaf: leaf.plain if is_a(leaf, StepValue) else leaf, value, is_leaf=is_size)
 
 
 def values_in(arguments: Any) -> Iterator[Any]:
@@ -178,9 +208,9 @@ def values_in(arguments: Any) -> Iterator[Any]:
         yield arguments
 
 
-def arrays_in(arguments: Any) -> Iterator[StepArray]:
+def arrays_in(arguments: Any) -> Iterator[StepValue]:
     """The arrays of the step in the arguments of a call."""
-    return (each for each in values_in(arguments) if is_a(each, StepArray))
+    return (each for each in values_in(arguments) if is_a(each, StepValue))
 
 
 def _asking(function: Callable[..., Any]) -> Any:
@@ -197,9 +227,9 @@ def _beside_tensors(method: Callable[..., Any]) -> Any:
     return computed
 
 
-for _function in (float, int, complex, hash, repr, str, format, round, operator.index, operator.contains):
-    setattr(StepArray, f"__{_function.__name__}__", _asking(_function))
-StepArray.__reduce_ex__ = _asking(lambda value, protocol: value.__reduce_ex__(protocol))  # type: ignore[method-assign]
+for _function in (float, int, complex, hash, repr, str, format, round, operator.contains):
+    setattr(StepValue, f"__{_function.__name__}__", _asking(_function))
+StepValue.__reduce_ex__ = _asking(lambda value, protocol: value.__reduce_ex__(protocol))  # type: ignore[method-assign]
 for _name, _method in list(vars(np.lib.mixins.NDArrayOperatorsMixin).items()):
     if callable(_method) and _name not in ("__neg__", "__pos__", "__abs__", "__invert__"):
-        setattr(StepArray, _name, _beside_tensors(_method))
+        setattr(StepValue, _name, _beside_tensors(_method))

@@ -48,11 +48,12 @@ def exchanged(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
                 setattr(owner, name, value)
 
 
-def wherever_held(owner: ModuleType, others: Mapping[str, Any]) -> Iterator[tuple[ModuleType, str, Any]]:
-    """Other values for names of a module, for `exchanged`, in all modules that hold its own by these names."""
+def wherever_held(others: Mapping[Any, Any]) -> Iterator[tuple[ModuleType, str, Any]]:
+    """Other values for functions, for `exchanged`, in all modules that hold these, by whatever names."""
     modules = [each for each in list(sys.modules.values()) if isinstance(each, ModuleType)]
-    own = vars(owner)
-    return ((each, name, others[name]) for each in modules for name in others if vars(each).get(name) is own[name])
+    by_address = {id(own): other for own, other in others.items()}
+    held = ((each, name, by_address.get(id(value))) for each in modules for name, value in list(vars(each).items()))
+    return (each for each in held if each[2] is not None)
 
 
 def followed_math() -> AbstractContextManager[None]:
