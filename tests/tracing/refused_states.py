@@ -62,6 +62,16 @@ def grows(p, batch):
     return p.train(p.loss(batch))
 
 
+def writes_an_array(p, batch):
+    p.table["array"][1] += 1  # here
+    return p.train(p.loss(batch))
+
+
+def writes_an_array_cured(p, batch):
+    p.table["tensor"][1] += 1
+    return p.train(p.loss(batch))
+
+
 def exchanges(p, batch):
     p.table["object"] = object()  # here
     return p.train(p.loss(batch))

@@ -34,6 +34,8 @@ class Parts:
             "object": None,
             "deque": deque([0]),
             "kept": None,
+            "array": np.zeros(2),
+            "tensor": torch.zeros(2),
             "names": {},
             "stats": {"loss": 0.0},
         }

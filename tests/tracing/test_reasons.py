@@ -84,6 +84,7 @@ CASES = {
     "counts": Case(r"table\['deque'\]\[0\] \(\d -> \d\)"),
     "hands on": Case(r"table\['n'\] \(\d -> \d\), and hands numbers to datetime"),
     "grows": Case(r"table\['names'\]"),
+    "writes an array": Case(r"table\['array'\]"),
     "exchanges": Case(r"table\['object'\]"),
     "refills": Case(r"table\['stats'\] \(a dict -> a dict\)"),
     "marks a tensor": Case(r"0\.weight\.hooks \(\(.*\) -> \(.*\)\)"),

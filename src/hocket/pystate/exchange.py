@@ -27,6 +27,7 @@ from hocket.pystate.places import Followed, is_a
 
 _READING = frozenset(("tolist", "item"))  # methods of arrays that give numbers of Python's own
 _TENSOR_TYPES = tuple(vars(torch)[name] for name in TENSOR_TYPES)
+_WHOLE = (torch.int64, torch.int32)
 _OF_NUMPY = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
 
 
@@ -79,8 +80,8 @@ class Exchange(ast.NodeTransformer):
     def _other_for(self, node: ast.Call) -> Callable[..., Any] | None:
         """The function that takes the place of one of Python's that makes a plain number of any."""
         called = self.body.value_of(node.func)
-        if called is float:
-            return as_float
+        if called is float or called is int:
+            return as_float if called is float else _as_int
         if any(called is each for each in _TENSOR_TYPES):
             return partial(_tensor_of, called)
         is_choice = any(called is each for each in (max, min)) and len(node.args) > 1 and not node.keywords
@@ -157,6 +158,14 @@ def as_float(*values: Any) -> Any:
         value = value.item()
     is_followed = is_a(value, Followed) and hasattr(type(value), "as_float")
     return value.as_float() if is_followed else float(*values)
+
+
+def _as_int(*values: Any, **options: Any) -> Any:
+    """As `int`, likewise for whole numbers."""
+    value: Any = values[0] if len(values) == 1 and not options else None
+    if type(value) is torch.Tensor and value.numel() == 1 and value.dtype in _WHOLE:
+        value = value.item()
+    return value.as_int() if is_a(value, Followed) and hasattr(type(value), "as_int") else int(*values, **options)
 
 
 def _to_read(value: Any, method: str) -> Any:

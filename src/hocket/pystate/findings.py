@@ -25,6 +25,10 @@ FINDINGS: dict[str, tuple[str, str]] = {
     "counts": ("it changes {}", "count outside the step, or return the number"),
     "hands on": ("it changes {}, which takes plain ones only", "do that outside the step"),
     "grows": ("it changes {}", "return what is to be kept, and keep it outside the step"),
+    "writes an array": (
+        "it changes {}",
+        "keep it in a tensor, which the step may write and exchange, or write it after the last op",
+    ),
     "exchanges": ("it changes {}", "make it once, outside the step, and write into it"),
     "refills": (
         "it changes {}",

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten
 
@@ -212,6 +213,8 @@ class PurityWatch:
             return finding("draws" if is_a(owner, GENERATORS) else "advances", change, line)
         if kind == "tensor":
             return finding("marks a tensor", change, line)
+        if kind == "buffer" or is_a(change.now, np.ndarray):
+            return finding("writes an array", change, line)
         are_numbers = is_number(change.then) and is_number(change.now)
         if self.executed.strict and are_numbers:
             strict, _, line = next(iter(self.executed.strict)).rpartition(" at ")

@@ -102,6 +102,34 @@ def metrics(losses, out, y, kept):
     return losses.mean()
 
 
+def numbers_kept(losses, out, y, kept):
+    """Numbers of numpy's and of Python's, of which the next step reads some."""
+    values = losses.detach().numpy()
+    kept["n"] += int((out.argmax(1).numpy() == y.numpy()).sum())
+    kept["mean"] = 0.9 * kept["mean"] + 0.1 * values.mean(dtype=np.float64)
+    kept["log"].append(values.max())
+    return (losses * torch.from_numpy(values - np.float32(0.5) * kept["mean"])).mean() * float(values.std())
+
+
+def shown(losses, out, y, kept):
+    values = losses.detach().numpy()
+    print("accuracy", (out.argmax(1).numpy() == y.numpy()).mean(), f"{np.exp(values.mean()):.3f}", int(values.argmax()))
+    return losses.mean()
+
+
+def baseline(losses, out, y, kept):
+    """A moving average that enters the loss of the step that moves it."""
+    kept["n"] = 0.9 * kept["n"] + 0.1 * float(losses.detach().numpy().mean())
+    return (losses * (losses.detach() - kept["n"])).mean()
+
+
+def nearest(losses, out, y, kept):
+    points = out.detach().numpy()
+    distances = ((points[:, None] - points) ** 2).sum(-1)
+    np.fill_diagonal(distances, np.inf)
+    return (out - out[torch.from_numpy(distances.argmin(1))]).square().mean()
+
+
 def errors_ignored(losses, out, y, kept):
     values = losses.detach().numpy()
     with np.errstate(divide="ignore"):
@@ -120,7 +148,7 @@ def table(losses, out, y, kept):
 
 PLANNED = [
     *(returns, matching, hard_examples, class_weights, selection, clusters, in_place, types, beta, metrics),
-    *(errors_ignored, seen_by_its_source, table),
+    *(errors_ignored, seen_by_its_source, table, numbers_kept, shown, baseline, nearest),
 ]
 
 
@@ -192,7 +220,7 @@ REFUSED = [
 def program(loss_of: Any) -> Program:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    kept: dict[str, Any] = {"n": 0, "log": [], "last": []}
+    kept: dict[str, Any] = {"n": 0, "mean": np.float64(0), "log": [], "last": []}
 
     def step(x, y):
         out = model(x)
@@ -203,8 +231,9 @@ def program(loss_of: Any) -> Program:
         return loss.detach()
 
     def state() -> Any:
-        found = [kept["n"], *kept["log"], *map(torch.from_numpy, kept["last"])]
+        found = [kept["n"], kept["mean"], *kept["log"], *map(torch.from_numpy, kept["last"])]
         assert {type(each) for each in kept["log"]} <= {np.float32}
+        assert type(kept["mean"]) is np.float64
         return found
 
     return Program(step, model, optimizer, state=state)

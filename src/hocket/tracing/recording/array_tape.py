@@ -25,7 +25,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hocket.pystate.origins import user_line
-from hocket.pystate.places import is_a
+from hocket.pystate.places import is_a, is_number
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.numpy_calls import (
     CALL_NUMPY,
@@ -39,6 +39,7 @@ from hocket.tracing.recording.numpy_calls import (
     layout_of,
 )
 from hocket.tracing.recording.step_arrays import ASKING_SHAPES, StepArray, StepNumber, StepValue, arrays_in, values_in
+from hocket.tracing.scalars.late import LateTape
 from hocket.tracing.scalars.live import Late, Live
 
 _KINDS = "biuf"
@@ -73,7 +74,7 @@ class ArrayTape:
         # True if the step can be undone where a call turns out otherwise
         self.may_branch: Callable[[], bool] = lambda: False
         self.outcome_of: Callable[[torch.Tensor], bool | None] = lambda tensor: None
-        self.writers: Callable[[torch.Tensor], Sequence[Any]] = lambda tensor: ()  # ops that write its memory
+        self.writers: Callable[[torch.Tensor], list[Any]] = lambda tensor: []  # ops that write its memory
         # lets a tensor be what an op has returned
         self.stand_for: Callable[[torch.Tensor, torch.Tensor], None] = lambda tensor, result: None
         self.handed_out: list[weakref.ref[Any]] = []
@@ -145,6 +146,15 @@ class ArrayTape:
         """A tensor of no dimensions that computes as a number of the step does in an op, or None."""
         is_number = not (number.is_array or number.memory.is_constant) and number.dtype.kind in "iuf"
         return self.tensor_of(number) if is_number else None
+
+    def late_ref(self, number: Any, late: LateTape) -> Any:
+        """The entry of the late tape for a late number, or for one of numpy's, which keeps its type."""
+        if is_a(number, Late):
+            return late.ref(number)
+        if (tensor := self.tensor_of(number)) is None:
+            return None
+        found = late.read(number.plain.item(), (tensor, tensor, self.writers(tensor)), user_line())
+        return late.converted(type(number.plain), found)
 
     def end(self) -> None:
         """Emit what the step has left behind, when it is over."""
@@ -267,13 +277,15 @@ class ArrayTape:
             self._check(array.index)
         return ValueRef(array.index)
 
-    def _of_number(self, number: Live) -> ValueRef:
-        """A number that changes between steps, which an op hands over."""
-        kind = torch.float64 if type(number.plain) is float else torch.int64
-        value: Any = number
-        tensor = torch.full((), value, dtype=kind)
+    def _of_number(self, number: Any) -> Any:
+        """A number that changes between steps, or is known late, which an op hands over."""
+        kind = torch.int64 if type(number.plain) is int else torch.float64
+        is_late = is_a(number, Late)
+        tensor = number.tape.operand(number) if is_late else torch.full((), number, dtype=kind)
+        if tensor is None or (is_late and kind is torch.int64):
+            return number.tape.settle(number)
         index = self._next()
-        self._inputs[index] = (tensor, NUMBER, len(self.writers(tensor)))
+        self._inputs[index] = (tensor, () if type(number.plain) is np.float64 else NUMBER, len(self.writers(tensor)))
         return ValueRef(index)
 
     def _write(self, target: StepValue, given: Sequence[StepValue]) -> None:
@@ -322,7 +334,7 @@ class ArrayTape:
         """Arguments with other values in place of arrays of the step, and with plain or followed numbers."""
         if is_a(value, StepValue):
             return change(value)
-        if is_a(value, Live) and type(value.plain) in (int, float):
+        if is_a(value, (Live, Late)) and is_number(value.plain):
             return self._of_number(value) if noting else value.plain
         if is_a(value, (Live, Late)):
             return value.tape.settle(value)

@@ -193,7 +193,8 @@ class FunctionRecorder(TorchFunctionMode):
         for place, like in ((0, args[1]), (1, args[0])):
             late = args[place]
             if is_a(late, (Late, StepValue)) and isinstance(like, torch.Tensor) and like.dtype in _EXACT:
-                operand = late.tape.operand(late)
+                with self:  # so that numbers that change between steps are seen to reach an op
+                    operand = late.tape.operand(late)
                 if operand is not None:
                     return (operand.to(like.dtype), like) if place == 0 else (like, operand.to(like.dtype))
         return args

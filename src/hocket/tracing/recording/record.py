@@ -12,10 +12,11 @@ eager and, from the same state, by the graph.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.recording.outcomes import Outcomes
 from hocket.tracing.recording.returned import returned_leaf
-from hocket.tracing.recording.step_arrays import StepValue, plain_arrays
+from hocket.tracing.recording.step_arrays import StepNumber, plain_arrays
 from hocket.tracing.recording.step_counts import StepCounts
 from hocket.tracing.recording.trace import Recorded, Result, Trace, UpdateCall, twins_of
 from hocket.tracing.saved_state import KnownState
@@ -211,13 +212,13 @@ class _Recording:
     def _note_sink(self, sink: Sink, make: Callable[..., object], args: Any, kwargs: Any) -> None:
         leaves, spec = tree_flatten((args, kwargs), is_size)
         self.line_of_sinks = user_line()
-        if not all(isinstance(leaf, PLAIN) and not is_a(leaf, StepValue) for leaf in leaves):
+        if not all(isinstance(leaf, PLAIN) for leaf in leaves):
             self.reasons.add("calls a sink", "with what is neither number nor text", self.line_of_sinks)
         if sink.may_raise and self.outcomes.catches():
             self.reasons.add("calls a sink", "where it may catch what that raises", self.line_of_sinks)
         self.sinks.append(sink)
         self.calls.append(tree_unflatten(leaves, spec))  # its lists and dicts as they are now
-        plain_args, plain_kwargs = plain_result((args, kwargs), is_size)
+        plain_args, plain_kwargs = plain_arrays(plain_result((args, kwargs), is_size))
         with self.numbers.plain(self._set_by_sink):
             make(*plain_args, **plain_kwargs)
 
@@ -242,11 +243,11 @@ class _Recording:
         others = [place for place, leaf in enumerate(found) if not isinstance(leaf, torch.Tensor)]
         for place in [each for n, each in enumerate(others) if is_live(found[each], n, self.live_leaves)]:
             found[place] = self.tape.leaf(LiveLeaf(place), found[place])
-        if not self.arrays.follows or not holds_arrays(self.batch):
-            if holds_arrays(self.batch):
-                self.reasons.add("computes with an array", line=self.line)
-            return tree_unflatten(found, self.spec)
-        return replace(self.batch, value=folded(self.batch.tree, iter(found), self.arrays.of_batch))
+        if holds_arrays(self.batch):
+            if self.arrays.follows:
+                return replace(self.batch, value=folded(self.batch.tree, iter(found), self.arrays.of_batch))
+            self.reasons.add("computes with an array", line=self.line)
+        return tree_unflatten(found, self.spec)
 
     def _trace(self, result: Any, added: list[list[Any]]) -> Trace | None:
         ops = self.ops
@@ -314,14 +315,18 @@ class _Recording:
         return None if self.reasons else self.ops.node_of(tensor)
 
     def _waits(self) -> bool:
-        return bool(self.sinks) or any(isinstance(value, Late) for _, value in self.numbers.set_so_far())
+        return bool(self.sinks) or any(True for _ in self._set_late())
+
+    def _set_late(self) -> Iterator[tuple[Entry, Any]]:
+        """The places in which the step has put numbers that are known when all ops have run."""
+        found = chain(self.numbers.set_so_far(), ((entry, value_now(entry)) for entry in self.plain))
+        return ((entry, value) for entry, value in found if is_a(value, (Late, StepNumber)))
 
     def _effects_now(self) -> dict[Any, Any]:
         if self.sinks:
             self.reasons.add("calls a sink", "before an op that may raise", self.line_of_sinks)
-        for _, value in self.numbers.set_so_far():
-            if isinstance(value, Late):  # known when all ops have run; this one may raise before
-                self.reasons.add("keeps a number early", line=value.origin)
+        for _, value in self._set_late():  # known when all ops have run; this one may raise before
+            self.reasons.add("keeps a number early", line=getattr(value, "origin", self.line))
         found = {entry: TapeRef(v.entry) if isinstance(v, Live) else v for entry, v in self.numbers.set_so_far()}
         found |= {entry: value for entry, before in self.plain.items() if not same(before, value := value_now(entry))}
         found = {entry: value for entry, value in found.items() if isinstance(value, TapeRef) or is_plain(value)}
@@ -334,7 +339,7 @@ class _Recording:
                 found[entry] = TapeRef(value.entry)
             elif is_number(value):
                 found[entry] = self.tape.constant(value)
-            elif not isinstance(value, Late) or self.undoes:
+            elif not is_a(value, (Late, StepNumber)) or self.undoes:
                 self._refuse_set(entry, value)
         return found
 
@@ -343,17 +348,16 @@ class _Recording:
         made: dict[int, Any] = {}
         for entry, before in self.plain.items():
             value = entry.get()
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) or (is_a(value, StepNumber) and not self.undoes):
                 continue
-            if isinstance(value, (Live, Late)) or not (is_plain(value) or is_empty(value)):
+            if is_a(value, (Live, Late, StepNumber)) or not (is_plain(value) or is_empty(value)):
                 self._refuse_set(entry, value)
             elif not same(before, value):
                 found[entry] = as_it_stands(value, made)
         return found
 
     def _late_numbers(self) -> dict[Entry, TapeRef]:
-        found = () if self.undoes else self.numbers.set_so_far()
-        return {entry: self.late.ref(value) for entry, value in found if isinstance(value, Late)}
+        return {} if self.undoes else {e: self.arrays.late_ref(v, self.late) for e, v in self._set_late()}
 
     def _result(self, result: Any, added: list[list[Any]], late_numbers: Mapping[Entry, TapeRef]) -> Result:
         tree: tuple[Any, ...] = (result, [list(each) for each in added], *([list(self.calls)] if self.calls else []))

@@ -38,6 +38,8 @@ _NAMES = """
     cholesky cond det eigh eigvalsh inv lstsq matrix_power matrix_rank norm pinv qr slogdet solve svd
 """
 _PURE = frozenset(_NAMES.split())
+# Those that write their first argument.
+_FILLING = frozenset(("copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask"))
 # Likewise methods of arrays, and those that write the array.
 _NAMES_OF_METHODS = """
     all any argmax argmin argpartition argsort astype choose clip compress conj conjugate copy cumprod cumsum diagonal
@@ -85,8 +87,10 @@ class StepValue(np.lib.mixins.NDArrayOperatorsMixin, Followed):
         return self.tape.apply(getattr(ufunc, method), inputs, kwargs, *written)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        is_numpys = str(func.__module__).partition(".")[0] == "numpy"
-        if not (is_numpys and func.__name__ in _PURE) or kwargs.get("out") is not None:
+        is_numpys = str(func.__module__).partition(".")[0] == "numpy" and kwargs.get("out") is None
+        if is_numpys and func.__name__ in _FILLING and args and is_a(args[0], StepArray):
+            return self.tape.apply(func, args, kwargs, args[0])
+        if not (is_numpys and func.__name__ in _PURE):
             return func(*settled(args), **settled(kwargs))
         if func in ASKING_SHAPES:
             self.tape.ask_shape(self)
@@ -114,6 +118,10 @@ class StepValue(np.lib.mixins.NDArrayOperatorsMixin, Followed):
     def _values(self, name: str, *args: Any) -> Any:
         tensor = None if args or self.memory.is_constant else self.tape.tensor_of(self)
         return getattr(self.tape.settle(self) if tensor is None else tensor, name)(*args)
+
+    def as_int(self) -> Any:
+        """As `int`, likewise."""
+        return int(self) if self.dtype.kind not in "iu" or self.memory.is_constant else self._values("item")
 
     def as_float(self) -> Any:
         """As `float`, which gives a number of Python's own."""

@@ -86,6 +86,11 @@ class LateTape:
         number.bits, number.is_signed = _range(function, operands)
         return number
 
+    def converted(self, kind: Callable[[Any], Any], number: Late) -> TapeRef:
+        """The entry of a number of another type that has the value of a late one."""
+        self.entries.append((kind, (self.ref(number),)))
+        return TapeRef(len(self.entries) - 1)
+
     def guard(self, function: Callable[..., Any], *operands: Any) -> Any:
         """Apply `function` now. Later steps must find the same outcome."""
         outcome = self.asked(function, operands)

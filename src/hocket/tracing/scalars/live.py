@@ -254,6 +254,8 @@ def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any
             return np.bool_(self.tape.guard(_PREDICATES[ufunc], *inputs))
         if isinstance(ufunc(*map(plain_of, inputs)), float):
             return self.tape.apply(ufunc, *inputs)
+    if any(is_a(each, Followed) and not is_a(each, (Live, Late)) for each in inputs):
+        return NotImplemented  # an array of the step knows what to do with it
     return getattr(ufunc, method)(*plain_tree(inputs), **plain_tree(kwargs))
 
 
@@ -311,6 +313,7 @@ for _name in ("and_", "or_", "xor", "lshift", "rshift"):
     METHODS_OF_WHOLE |= {f"__{_name.rstrip('_')}__": _forward, f"__r{_name.rstrip('_')}__": _backward}
 METHODS_OF_WHOLE |= {name: _method(name) for name in ("bit_length", "bit_count", "to_bytes")}
 METHODS_OF_WHOLE |= {"__index__": _settled(operator.index), "__invert__": _unary(operator.invert)}
+METHODS_OF_WHOLE["as_int"] = METHODS["real"].fget
 METHODS_OF_WHOLE |= {"numerator": METHODS["real"], "denominator": 1, "imag": 0}
 
 
