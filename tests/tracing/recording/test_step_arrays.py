@@ -105,7 +105,9 @@ def metrics(losses, out, y, kept):
 def numbers_kept(losses, out, y, kept):
     """Numbers of numpy's and of Python's, of which the next step reads some."""
     values = losses.detach().numpy()
-    kept["n"] += int((out.argmax(1).numpy() == y.numpy()).sum())
+    hits = int((out.argmax(1).numpy() == y.numpy()).sum())
+    kept["n"] += hits
+    kept["last"].append(values * hits)
     kept["mean"] = 0.9 * kept["mean"] + 0.1 * values.mean(dtype=np.float64)
     kept["log"].append(values.max())
     return (losses * torch.from_numpy(values - np.float32(0.5) * kept["mean"])).mean() * float(values.std())

@@ -280,11 +280,10 @@ class ArrayTape:
     def _of_number(self, number: Any) -> Any:
         """A number that changes between steps, or is known late, which an op hands over."""
         kind = torch.int64 if type(number.plain) is int else torch.float64
-        is_late = is_a(number, Late)
-        tensor = number.tape.operand(number) if is_late else torch.full((), number, dtype=kind)
-        if tensor is None or (is_late and kind is torch.int64):
+        found = number.tape.operand(number) if is_a(number, Late) else torch.full((), number, dtype=kind)
+        if found is None:
             return number.tape.settle(number)
-        index = self._next()
+        tensor, index = found.to(kind), self._next()
         self._inputs[index] = (tensor, () if type(number.plain) is np.float64 else NUMBER, len(self.writers(tensor)))
         return ValueRef(index)
 
