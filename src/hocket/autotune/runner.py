@@ -237,10 +237,12 @@ class StepRunner:
         if not captured.holds(batch) and not captured.moved(batch):
             raise StaleCaptureError("captured for another branch of the step")
         tolerance = self._backend.tolerance
+        run = planned or executor
         with in_form(captured.trace.places, form):
-            found, (self.result,) = verify(
-                captured, planned or executor, [batch], eager=self.eager, tolerance=tolerance
-            )
+            try:
+                found, (self.result,) = verify(captured, run, [batch], eager=self.eager, tolerance=tolerance)
+            except CaptureError as error:  # for want of memory
+                raise RefusedError(str(error)) from error
         if is_other_branch((found.error,)) or (found.error and self._is_caught(executor)):
             raise StaleCaptureError(found.error)  # eager has made the step
         if found.equal or (tolerance and not found.error):

@@ -107,9 +107,7 @@ def verify(
     made: list[str] = []
     held: list[Any] = []
     release_memory()
-    expect_room(
-        _verified_bytes(captured, *state[:2]), MAX_FREE_SHARE, "copies of the state to compare a plan with eager"
-    )
+    expect_room(_verified_bytes(captured, *state[:2]), MAX_FREE_SHARE, "a comparison of a plan with eager")
     before = Saved(*state)
     with _threads(width), sinks_heard(partial(_note_call, made)):
         returned = [(eager or captured.step)(batch) for batch in batches]
