@@ -66,13 +66,21 @@ def lists(m, x):
     return m.a(x) * (1 if x[0].tolist()[1] > 0 else 2)
 
 
+def in_a_cond(m, x):
+    return torch.cond(x[0, 0] > 0, m.a, m.b, (x,))
+
+
+def of_a_compiled_function(m, x):
+    return torch.compile(lambda y: m.a(y).sin(), backend="eager", fullgraph=True)(x)
+
+
 def mixed(rows):
     """Inputs whose first rows are positive, the others not."""
     return torch.cat((POSITIVE[:rows], NEGATIVE[rows:]))
 
 
 ASKING = [branches, branches_twice, asks_for_a_length, compares, asks_a_buffer, writes_elsewhere_first, lists]
-ASKING += [finds_in_much, asks_what_it_has_written, asks_one_thing_and_writes_it]
+ASKING += [finds_in_much, asks_what_it_has_written, asks_one_thing_and_writes_it, in_a_cond, of_a_compiled_function]
 
 
 @pytest.mark.parametrize("backend", ["rule", "auto"])

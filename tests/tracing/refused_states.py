@@ -128,9 +128,13 @@ def asks_the_system(p, batch):
     return p.train(p.loss(batch) * (1 + exists("/nowhere")))  # here
 
 
-def calls_functions_in_an_op(p, batch):
-    batch = torch.cond(batch.sum() > 0, torch.sin, torch.cos, (batch,))  # here
-    return p.train(p.loss(batch))
+def calls_functions(p, batch):
+    scaled = torch.cond(batch.sum() > -9999, lambda x: torch.dropout(x, 0.5, True), torch.cos, (batch,))  # here
+    return p.train(p.loss(scaled))
+
+
+def calls_functions_cured(p, batch):
+    return p.train(p.loss(torch.cond(batch.sum() > -9999, torch.sin, torch.cos, (torch.dropout(batch, 0.5, True),))))
 
 
 def draws_by_numpy(p, batch):

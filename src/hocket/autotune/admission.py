@@ -121,15 +121,23 @@ class Admission:
         watch: PurityWatch = self._config.watch
         for _ in range(MAX_WATCHED):
             seen: Watched = yield WatchedStep()
-            if seen.before is not None and seen.findings:
+            if seen.before is not None and (why := self._compiled(watch) or in_words(seen.findings)):
                 self.guards = Guards(seen.before, watch)  # what the refusal is about
-                raise RefusedError(in_words(seen.findings))
+                raise RefusedError(why)
             if seen.settled and watch.num_watched >= WATCHED_STEPS:
                 return
         newest = watch.executed.newest or "of torch's own"
         raise RefusedError(
             f"it ran code for the first time in each of {MAX_WATCHED} steps (the last time {newest}): "
             "make functions once, outside the step, or give it more steps to warm up"
+        )
+
+    def _compiled(self, watch: PurityWatch) -> str:
+        if not (compiler := watch.executed.compiled) or self._config.numerics != "bitwise":
+            return ""
+        return (
+            f"it calls code that torch.compile has made by {compiler}, whose bits are not those of its ops: leave "
+            "torch.compile out, or schedule with numerics='rounding'"
         )
 
     def _recorded(self, form: str) -> Generator[Item, Any, RecordedForm]:

@@ -37,6 +37,7 @@ from hocket.fusion.stacked import memory_order, tensors_in
 from hocket.fusion.store import is_like
 from hocket.fusion.traced import Look, RecordedForward, Traced
 from hocket.pystate.origins import user_line
+from hocket.pystate.plain_code import plain_code
 
 _UNKNOWN = "the forward has a tensor that no op of torch's has given"
 _MOVED = "has got other memory, by set_ or swap_tensors"
@@ -54,7 +55,7 @@ def recorded(
     """Call a model and record the functions of torch that its forward calls."""
     recorder = _Recorder(model, separate, pytree.tree_leaves((args, kwargs)), known, originals)
     try:
-        with without_checkpoints(), calls_given(recorder), recorder:
+        with plain_code(recorder._cannot), without_checkpoints(), calls_given(recorder), recorder:
             out = model(*args, **kwargs)
     except (HocketError, torch.OutOfMemoryError):
         raise
@@ -106,11 +107,10 @@ class _Recorder(TorchFunctionMode):
         self._buffers = dict(model.named_buffers(remove_duplicate=False))
         self._trains, *self._mode = _mode_of_torch()
         for number, leaf in enumerate(leaves):
-            if not isinstance(leaf, Tensor) or id(leaf) in self._nodes:
-                continue  # one tensor stands for two arguments, as it does in each such call
-            node = self._graph.placeholder(f"input_{number}")
-            self._hold(leaf, node)
-            self._inputs[node] = number
+            if isinstance(leaf, Tensor) and id(leaf) not in self._nodes:  # one may stand for two arguments
+                node = self._graph.placeholder(f"input_{number}")
+                self._hold(leaf, node)
+                self._inputs[node] = number
 
     def traced(self, out: Any) -> Traced:
         self._write_back()

@@ -35,13 +35,15 @@ from hocket.pystate.code_names import LOOKING_ON, CodeNames, file_of
 from hocket.pystate.layout import weakly
 from hocket.pystate.op_lines import OpLines, watching_frame
 from hocket.pystate.origins import OURS, TORCH, frames_from, origin, user_line
+from hocket.pystate.plain_code import compiler_of
 from hocket.pystate.strict import is_strict, reads_text, strict_function
 from hocket.sinks import Sink
 
 _SINK = Sink.__call__.__code__  # what it calls is not looked at
 _SHOWS = vars(warnings)["_showwarnmsg"].__code__
 _DISPATCH = os.path.join(TORCH, "_ops.py")
-_HIGHER_ORDER = os.path.join(TORCH, "_higher_order_ops", "")  # kernels of ops that call functions, as torch.cond
+_COMPILER = os.path.join(TORCH, "_dynamo", "eval_frame.py")
+_PLAIN = ("eager", "aot_eager", "hocket")  # backends of torch.compile whose code computes what the user's own does
 _IMPORTS = ("<frozen importlib", os.path.join("importlib", ""))
 
 # They set the state of a generator of `random`.
@@ -68,7 +70,7 @@ _QUIET = ("linecache.py", "warnings.py", "threading.py", os.path.join("logging",
 class _CodeFacts:
     """Facts about one piece of code that the hook needs at each event."""
 
-    __slots__ = ("code", "is_added", "looks_on", "of_user", "owner", "seeds")
+    __slots__ = ("code", "compiles", "is_added", "looks_on", "of_user", "owner", "seeds")
 
     def __init__(self, code: CodeType, namespace: dict[str, Any]) -> None:
         self.code = code  # kept alive, so that no other one gets its address
@@ -77,6 +79,7 @@ class _CodeFacts:
         self.is_added = False  # its names were counted
         self.looks_on = code.co_filename.startswith(LOOKING_ON)  # it records or walks, and is no part of the step
         self.seeds = code in _SEEDING  # it sets the state of a generator of `random`
+        self.compiles = code.co_name == "compile_wrapper" and code.co_filename == _COMPILER
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class ExecutedCode(CodeNames):
         self.persistent: dict[int, Any] = {}
         self.num_new = 0  # pieces of code that the last watched step ran for the first time
         self.calls_sinks = False  # a watched step has called a sink
+        self.compiled = ""  # where it has called code that `torch.compile` has made, which may compute otherwise
         self.asks_draws = False  # what draws or seeds is asked otherwise (see `hocket.pystate.drawn`)
         # generators of which it was seen that the step leaves them as it finds them, by their address
         self.restored: set[int] = set()
@@ -200,15 +204,14 @@ class ExecutedCode(CodeNames):
         if code is _SINK:
             self._skipped, self.calls_sinks = frame, True
             return
-        if code.co_filename.startswith(_HIGHER_ORDER) and _is_op(frame):
-            asked = f"for {_op_of(frame)}, an op that calls functions (if, for and torch.where can be followed)"
-            self.world[f"{asked}, at {user_line(frame)}"] = None
         if facts.owner != "torch" and _is_op(frame):
             if _is_leaf_op(frame):
                 self._skipped = frame
                 return
             self._meet_function(code)
         self.seeds = self.seeds or facts.seeds
+        if facts.compiles and (compiler := compiler_of(frame)) not in _PLAIN:
+            self.compiled = f"{compiler!r} at {user_line(frame)}"
         if code is _SHOWS:  # or records, under `catch_warnings`
             self._warned.add(line := user_line(caller))
             if line in self._warned_before:  # most are shown once
@@ -297,14 +300,9 @@ def _is_op(frame: FrameType) -> bool:
 keep_from_dynamo(ExecutedCode._profiled)  # called within functions that are compiled, too
 
 
-def _op_of(frame: FrameType) -> Any:
-    """Return the op that a kernel belongs to."""
-    return None if frame.f_back is None else frame.f_back.f_locals.get("self")
-
-
 def _is_leaf_op(frame: FrameType) -> bool:
     """Return whether the function is a kernel that a planned step calls. Composite ops were decomposed before."""
-    op = _op_of(frame)
+    op = None if frame.f_back is None else frame.f_back.f_locals.get("self")
     name = getattr(op, "_qualified_op_name", None) or getattr(getattr(op, "_schema", None), "name", "")
     try:
         return not name or not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")

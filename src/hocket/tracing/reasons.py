@@ -123,6 +123,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "the step at {line} uses a view of a tensor that was made out of torch's sight ({subject})",
         "make the view by a function of torch",
     ),
+    "calls functions": (
+        "the step at {line} calls an op that calls functions ({subject})",
+        "write a plain for or if, and draw random numbers outside of torch.cond",
+    ),
     "makes state": (
         "the step at {line} makes new state in each call ({subject})",
         "make all state in the first step",

@@ -59,6 +59,8 @@ class OpRecorder(TorchDispatchMode):
         generators: those besides torch's default one that ops may draw from.
     """
 
+    supports_higher_order_operators = True  # they come to `__torch_dispatch__`, which refuses them
+
     def __init__(
         self,
         where: ModuleTracker,
@@ -216,6 +218,9 @@ class OpRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs, live = with_plain_numbers(args, kwargs or {})
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            self.reasons.add("calls functions", func)
+            return func(*args, **kwargs)
         if self.reasons or func.namespace == "profiler":
             for tensor in tensors_in(list(written_arguments(func, args, kwargs))):
                 self._save(tensor)

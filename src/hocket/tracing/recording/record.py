@@ -30,6 +30,7 @@ from hocket.pystate.batches import folded, holds_arrays
 from hocket.pystate.findings import codes_of, line_about
 from hocket.pystate.origins import step_line, user_line
 from hocket.pystate.places import as_it_stands, is_a, is_empty, is_number, is_plain, keeps_graph, same, shown
+from hocket.pystate.plain_code import plain_code
 from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.array_calls import numpy_followed
@@ -181,13 +182,13 @@ class _Recording:
                 self.numbers.begin()
                 self.containers = Containers(self.places, self.owned, self._refuse)
                 recorder = FunctionRecorder(ops, self.tape, counts, self.late, self.arrays)
-                sinks = sinks_held() if self.undoes else sinks_heard(self._note_sink)
                 with (
-                    sinks,
+                    sinks_held() if self.undoes else sinks_heard(self._note_sink),
                     recorded_lists(self.appended, partial(self.reasons.add, "reads an appended list")) as added,
                     ops,
                     recorder,
                     random_as_ops(not self.known.has_cuda),
+                    plain_code(partial(self.reasons.add, "calls functions")),
                     ExitStack() as rest,
                 ):
                     ops.rest = None if self.undoes else rest  # else all that it writes has to be seen
@@ -195,16 +196,16 @@ class _Recording:
                     ops.refuse_rewound("its end")
                     self.arrays.end()
             self.outside.note(self.reasons, self.line)
-            for table, position in self.tape.looked_up:
-                if any(place.owner is table for place in self.places.further):  # the step may have written it before
-                    self.tape.settle(position)
+            further = {id(place.owner) for place in self.places.further}  # the step may have written it before
+            for position in (position for table, position in self.tape.looked_up if id(table) in further):
+                self.tape.settle(position)
             self.tape.looked_up.clear()
             leaves = tuple(leaf.tensor for leaf in ops.leaves if leaf.has_changed)
             self.made = self.places.again().state_keys() ^ self.keys
             found = self._trace(result, added)
             trace = None if leaves else found  # else it is recorded again, with those leaves in their places
-            plain = settled_result(plain_arrays(result))
-            return Recorded(plain, trace, self.reasons.first, leaves, bool(self.made), self.batch_before, kept)
+            plain, reason = settled_result(plain_arrays(result)), self.reasons.first
+            return Recorded(plain, trace, reason, leaves, bool(self.made), self.batch_before, kept)
 
     def _is_leaf(self, value: Any) -> bool:
         return is_size(value) or self.containers.leaf(value) is not None
