@@ -42,7 +42,7 @@ def test_another_process_runs_the_plan_from_the_sixth_step_on(tmp_path):
     assert all(first["equal"])
     assert all(again["equal"])
     assert again["verdict"] == "planned"
-    assert again["why"] == f"{first['why']}; remembered"
+    assert again["why"] == f"{first['why']}; found by an earlier search"
     assert again["decided"] == [False] * 4 + [True] * 26
     assert first["decided"].index(True) > 6
 

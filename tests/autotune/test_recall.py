@@ -46,7 +46,7 @@ def test_a_clear_plan_runs_from_the_fifth_step_on(tmp_path):
     assert calls[4].executor is not None
     assert (first.is_recalled, again.is_recalled) == (False, True)
     assert again.kind == first.kind == "planned"
-    assert again.reason == f"{first.reason}; remembered"
+    assert again.reason == f"{first.reason}; found by an earlier search"
     assert (again.speedup, again.low, again.high, again.eager_ms) == (1.5, 1.5, 1.5, first.eager_ms)
     assert first.best is not None
     assert again.best is not None

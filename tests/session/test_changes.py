@@ -72,3 +72,23 @@ def test_a_step_takes_what_arguments_it_likes(guard):
         assert guard or fast.verdict == "planned", fast.why
         with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
             fast(torch.randn(3, 4))
+
+
+def test_the_order_in_which_einsum_contracts_may_change() -> None:
+    pytest.importorskip("opt_einsum")
+
+    def make() -> Program:
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        torch.backends.opt_einsum.enabled = True  # type: ignore[misc, assignment]
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            out = torch.einsum("bi,ij,jk,k->b", x, model.weight, model.weight, model.bias)
+            return update(optimizer, out.pow(2).mean()).detach()
+
+        def between(number: int) -> None:
+            torch.backends.opt_einsum.enabled = number % 14 < 7 or number == 59  # type: ignore[misc, assignment]
+
+        return Program(step, model, optimizer, between)
+
+    ran(make, lambda number: torch.randn(6, 8), 60, planner="serial")

@@ -125,7 +125,7 @@ class Recall:
 
 def _decision(known: Remembered, candidate: Candidate | None) -> Decision:
     return Decision(
-        **known.figures | {"reason": f"{known.reason}; remembered", "cores_of_others": 0.0},
+        **known.figures | {"reason": f"{known.reason}; found by an earlier search", "cores_of_others": 0.0},
         best=candidate if known.kind == "planned" else None,
         candidates=() if candidate is None else (candidate,),
         is_recalled=True,

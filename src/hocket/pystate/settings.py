@@ -57,6 +57,10 @@ def _current_gpu() -> int:
     return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
 
+def _einsum() -> tuple[Any, ...]:
+    return torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy
+
+
 KERNELS = (
     ProcessSetting("torch.set_num_threads", torch.get_num_threads, ("get_num_threads",)),
     ProcessSetting(
@@ -83,6 +87,7 @@ KERNELS = (
 )
 OTHERS = (
     ProcessSetting("torch.cuda.set_device", _current_gpu, ("current_device", "cuda")),
+    ProcessSetting("torch.backends.opt_einsum", _einsum, ("einsum",)),  # the order in which it contracts
     ProcessSetting("torch.set_default_device", torch.get_default_device, ("get_default_device",)),
     ProcessSetting("torch.initial_seed", torch.initial_seed),
     ProcessSetting("torch.set_anomaly_enabled", torch.is_anomaly_enabled, ("is_anomaly_enabled", "set_detect_anomaly")),
