@@ -1,7 +1,4 @@
-"""Steps that stay eager, one for each reason. In each the line marked "here" is at fault.
-
-One of the same name with "_cured" does what the reason says.
-"""
+"""Steps that stay eager, one for each reason, which the line marked "here" is. "_cured": what the reason says is done."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 The user's step runs once, as always: ops compute on the real parameters, and Python's side effects happen. Recorders
 look on (`op_recorder`, `function_recorder`). Every number that changes between steps has its true value and remembers
-how it was computed (`hocket.tracing.scalars`). What a graph cannot hold is a reason not to capture the step, and costs
-nothing else: the step goes on as if it were not watched.
+how it was computed (`hocket.tracing.scalars`). What a graph cannot hold is a reason not to capture the step, which goes
+on as if it were not watched.
 
 What was baked into the graph out of sight shows in the steps that follow, which have other values: they are made by
 eager and, from the same state, by the graph.
