@@ -1,4 +1,4 @@
-"""Steps that stay eager, one for each reason, which the line marked "here" is. "_cured": what the reason says is done."""
+"""Steps that stay eager, one for each reason: that of the line marked "here". "_cured" does what the reason says."""
 
 from __future__ import annotations
 

@@ -197,15 +197,14 @@ class _Recording:
                     self.arrays.end()
             self.outside.note(self.reasons, self.line)
             further = {id(place.owner) for place in self.places.further}  # the step may have written it before
-            for position in (position for table, position in self.tape.looked_up if id(table) in further):
+            for position in [at for table, at in self.tape.looked_up if id(table) in further]:
                 self.tape.settle(position)
             self.tape.looked_up.clear()
             leaves = tuple(leaf.tensor for leaf in ops.leaves if leaf.has_changed)
             self.made = self.places.again().state_keys() ^ self.keys
-            found = self._trace(result, added)
-            trace = None if leaves else found  # else it is recorded again, with those leaves in their places
+            found = self._trace(result, added)  # with changed leaves it is recorded again, with those in their places
             plain, reason = settled_result(plain_arrays(result)), self.reasons.first
-            return Recorded(plain, trace, reason, leaves, bool(self.made), self.batch_before, kept)
+            return Recorded(plain, None if leaves else found, reason, leaves, bool(self.made), self.batch_before, kept)
 
     def _is_leaf(self, value: Any) -> bool:
         return is_size(value) or self.containers.leaf(value) is not None
