@@ -50,10 +50,12 @@ def exchanged(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 def wherever_held(others: Mapping[Any, Any]) -> Iterator[tuple[ModuleType, str, Any]]:
     """Other values for functions, for `exchanged`, in all modules that hold these, by whatever names."""
-    modules = [each for each in list(sys.modules.values()) if isinstance(each, ModuleType)]
     by_address = {id(own): other for own, other in others.items()}
-    held = ((each, name, by_address.get(id(value))) for each in modules for name, value in list(vars(each).items()))
-    return (each for each in held if each[2] is not None)
+    for module in list(sys.modules.values()):
+        # Most modules hold none of them, which is asked without a step of Python's for each name.
+        if isinstance(module, ModuleType) and not by_address.keys().isdisjoint(map(id, vars(module).values())):
+            held = list(vars(module).items())
+            yield from ((module, name, by_address[id(value)]) for name, value in held if id(value) in by_address)
 
 
 def followed_math() -> AbstractContextManager[None]:
