@@ -35,8 +35,8 @@ from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.saved_state import generators_kept, span
 from hocket.tracing.scalars.tape import TapeRef
 
-# The trials of an op on further values produce at least this many numbers together, in at most this many trials, and
-# read no more than so many numbers, but for the first trial.
+# The trials of an op on further values produce at least this many numbers together, in at most this many trials. Of ops
+# that read many numbers there are fewer trials, one at the least, which read at most `MAX_READ` numbers together.
 ENOUGH_NUMBERS = 64
 MAX_TRIALS = 8
 MAX_READ = 2**24
@@ -241,9 +241,9 @@ def _move(memory: torch.Tensor, random: torch.Generator, fills: bool) -> None:
     typical = _typical_size(parts) if fills or not memory.any() else 0.0
     for part in parts:
         own = factors[: len(part)]
-        zeros = part == 0
+        zeros = part == 0 if typical else None
         part.mul_((LEAST_FACTOR + (1 - LEAST_FACTOR) * own).to(part.dtype))
-        if typical:
+        if zeros is not None:
             part.copy_(torch.where(zeros, (own * typical).to(part.dtype), part))
 
 

@@ -101,6 +101,7 @@ class ValueMemory:
         block = self._blocks.get(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None
         if block is None or not block.is_out or block.offset is None:
             return value
+        # Pages of our own once they are written: torch warns of memory that may not be written.
         pages = mmap.mmap(self._file.fileno(), block.size_bytes, offset=block.offset, access=mmap.ACCESS_COPY)
         storage = torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
         with torch.no_grad():
